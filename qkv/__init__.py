@@ -1,0 +1,1 @@
+"""qkv: attention, and everything built on it."""

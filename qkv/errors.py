@@ -1,0 +1,17 @@
+"""The one exception that is meant for people: a bad file, key, checkpoint or input, said in one line."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class InputError(Exception):
+    """What is wrong, where (file, line, key) and what to do; the command line prints it and exits with 2."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """A hint for a mistyped name: the closest known one, or the list of them."""
+    names = sorted(known)
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(names)}"

@@ -1,0 +1,24 @@
+"""One file a family: the paper, a table of sizes, a function from a shape to a spec, a table of weight rules.
+
+A family registers by being a module here; nothing else in the package knows its name.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from types import ModuleType
+
+from qkv.errors import InputError, nearest
+
+
+def names() -> list[str]:
+    """The families that there are."""
+    return sorted(m.name for m in pkgutil.iter_modules(__path__))
+
+
+def family(name: str) -> ModuleType:
+    """A family's module: `SIZES` (name -> Shape), `Shape`, `spec(shape, vocabularies …)`."""
+    if name not in names():
+        raise InputError(f"model.family: no family '{name}'; {nearest(name, names())}")
+    return importlib.import_module(f"{__name__}.{name}")

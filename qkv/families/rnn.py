@@ -1,0 +1,74 @@
+"""The recurrent encoder-decoder: Sutskever et al. 2014; with attention Bahdanau et al. 2015, Luong et al. 2015.
+
+"Sequence to Sequence models: Attention Models" of the notes is this family: `attention: none` is its "simple
+translation model", the other values are its scores g(h, s).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from qkv import spec as s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What a recipe may say of a recurrent encoder-decoder."""
+
+    attention: Literal["none", "dot", "scaled_dot", "bilinear", "additive", "mlp"] = "additive"
+    heads: int = 1
+    cell: s.Cell = "lstm"
+    width: int = 256  # of the embeddings
+    hidden: int = 512  # of the decoder; a bidirectional encoder has half of it each way
+    layers: int = 1
+    decoder_layers: int = 1
+    bidirectional: bool = True
+    readout: bool = True
+    dropout: float = 0.2
+    length: int = 512
+
+
+SIZES = {
+    "small": Shape(width=128, hidden=256),
+    "base": Shape(),
+    "big": Shape(width=512, hidden=1024, layers=2, decoder_layers=2),
+}
+
+
+def spec(shape: Shape, *, source: int, target: int, start: int = 2, end: int = 3) -> s.Model:
+    """An encoder-decoder for vocabularies of the given sizes; the encoder's output has the decoder's width."""
+    each_way = shape.hidden // 2 if shape.bidirectional else shape.hidden
+    encoder = s.Recurrent(
+        width=shape.width,
+        hidden=each_way,
+        cell=shape.cell,
+        layers=shape.layers,
+        bidirectional=shape.bidirectional,
+        dropout=shape.dropout,
+    )
+    attention = None
+    if shape.attention != "none":
+        attention = s.Attention(
+            width=shape.hidden, memory=encoder.output, heads=shape.heads, score=shape.attention, project=False
+        )
+    embed = s.Embed(vocabulary=source, width=shape.width, length=shape.length, position="none", dropout=shape.dropout)
+    return s.Model(
+        family="rnn",
+        source=embed,
+        encoder=encoder,
+        target=s.replace(embed, vocabulary=target),
+        decoder=s.RecurrentDecoder(
+            width=shape.width,
+            memory=encoder.output,
+            hidden=shape.hidden,
+            cell=shape.cell,
+            layers=shape.decoder_layers,
+            attention=attention,
+            readout=shape.readout,
+            dropout=shape.dropout,
+        ),
+        head=s.Head(kind="lm", width=shape.hidden, outputs=target, bias=True),
+        start=start,
+        end=end,
+    )

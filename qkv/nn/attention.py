@@ -1,0 +1,87 @@
+"""Attention as a module: projections and cache around `attend` (Vaswani et al. 2017, 3.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from qkv import spec
+from qkv.nn.attend import Sink, attend, attend_keys
+from qkv.nn.cache import Cache, Keys
+from qkv.nn.mask import Full, Mask
+from qkv.nn.ragged import Ragged
+from qkv.nn.score import Score
+
+_FULL = Full()
+
+
+class Attention(nn.Module):
+    """Queries from one sequence, keys and values from the same one or from another; several heads.
+
+    One module serves the Transformer (projected, scaled dot) and the recurrent decoder (states as they are, any score).
+    """
+
+    def __init__(self, s: spec.Attention):
+        super().__init__()
+        self.spec = s
+        self.heads = s.heads
+        self.score = Score(s)
+        self.sink: Sink | None = None  # set while somebody watches; see qkv.look.capture
+        self.q = self.k = self.v = self.o = None
+        if s.project:
+            self.q = nn.Linear(s.width, s.heads * s.query_size, bias=s.bias)
+            self.k = nn.Linear(s.memory_width, s.heads * s.key_size, bias=s.bias)
+            self.v = nn.Linear(s.memory_width, s.heads * s.value_size, bias=s.bias)
+            self.o = nn.Linear(s.heads * s.value_size, s.width, bias=s.bias)
+
+    def forward(self, x: Ragged, memory: Ragged | None = None, mask: Mask = _FULL) -> Ragged:
+        """Self-attention, or cross-attention where a memory is given.  # [T, width] -> [T, output]"""
+        looked_at = x if memory is None else memory
+        q = self._split(x.values, self.q)
+        k, v = self._split(looked_at.values, self.k), self._split(looked_at.values, self.v)
+        out = attend(
+            q, k, v, x.layout, looked_at.layout, score=self.score, mask=mask, dropout=self._dropout, sink=self.sink
+        )  # [T, H, value]
+        return x.like(self._join(out))
+
+    def remember(self, memory: Ragged) -> Keys:
+        """Keys and values of a whole memory, prepared once for all steps."""
+        layout = memory.layout
+        k = memory.like(self._split(memory.values, self.k)).to_padded().transpose(1, 2)  # [B, H, M, key]
+        v = memory.like(self._split(memory.values, self.v)).to_padded().transpose(1, 2)
+        same = min(layout.sizes) == layout.longest
+        allowed = None if same else layout.real()[:, None, None]
+        # contiguous by head: every step reads them again
+        return Keys(self.score.prepare(k).contiguous(), v.contiguous(), allowed, layout.sizes)
+
+    def look(self, x: Tensor, memory: Keys, rows: Sequence[int] | None = None) -> Tensor:
+        """One step against a memory; a sentence's beams are queries side by side.  # [R, width] -> [R, output]"""
+        sentences = memory.keys.shape[0]
+        q = self._split(x, self.q)  # [R, H, query]
+        q = q.view(sentences, -1, self.heads, q.shape[-1]).transpose(1, 2)  # [B, H, beams, query]
+        out = attend_keys(q, memory, score=self.score, dropout=self._dropout, sink=self.sink, rows=rows)
+        return self._join(out.transpose(1, 2).flatten(0, 1))  # [R, output]
+
+    def cache(self, rows: int, limit: int, like: Tensor) -> Cache:
+        s = self.spec
+        return Cache(rows, s.heads, limit, self.score.prepared_size, s.value_size, like)
+
+    def step(self, x: Tensor, cache: Cache) -> Tensor:
+        """Causal self-attention for one new token a row.  # [R, width] -> [R, output]"""
+        q, k, v = self._split(x, self.q), self._split(x, self.k), self._split(x, self.v)  # [R, H, size]
+        memory = cache.append(self.score.prepare(k.unsqueeze(-2)).squeeze(-2), v)
+        out = attend_keys(q.unsqueeze(2), memory, score=self.score, dropout=self._dropout, sink=self.sink)
+        return self._join(out.squeeze(2))
+
+    @property
+    def _dropout(self) -> float:
+        return self.spec.dropout if self.training else 0.0
+
+    def _split(self, x: Tensor, projection: nn.Linear | None) -> Tensor:
+        projected = x if projection is None else projection(x)
+        return projected.view(x.shape[0], self.heads, -1)  # [T, H, size]
+
+    def _join(self, heads: Tensor) -> Tensor:
+        joined = heads.flatten(1)  # [T, H * value]
+        return joined if self.o is None else self.o(joined)

@@ -1,0 +1,191 @@
+"""The only shells: Encoder, Decoder, EncoderDecoder. `build(spec)` makes the one that the spec describes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qkv import spec
+from qkv.nn.embed import Embed
+from qkv.nn.heads import LanguageModelHead, SequenceHead
+from qkv.nn.position import Learned
+from qkv.nn.ragged import Ragged
+from qkv.nn.recurrent import Recurrent, RecurrentDecoder, RecurrentState
+from qkv.nn.stack import Encoded, Stack, StackState
+
+
+@dataclass
+class State:
+    """What a decoder carries from step to step."""
+
+    body: StackState | RecurrentState
+    position: int
+
+    def reorder(self, rows: Tensor) -> None:
+        """Row i goes on from row rows[i]; both must belong to one sentence."""
+        self.body.reorder(rows)
+
+
+class Model(nn.Module):
+    """What all shells share: a spec and the device they live on."""
+
+    def __init__(self, s: spec.Model):
+        super().__init__()
+        self.spec = s
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+
+class Encoder(Model):
+    """Tokens to vectors, and with a head to logits."""
+
+    def __init__(self, s: spec.Model):
+        super().__init__(s)
+        assert s.source is not None
+        assert s.encoder is not None
+        self.source = Embed(s.source)
+        self.encoder = _encoder(s.encoder)
+        self.head = _head(s.head)
+
+    def encode(self, source: Ragged) -> Encoded:
+        return _encoded(self.encoder(self.source(source)))
+
+    def forward(self, source: Ragged) -> Tensor:
+        """Hidden [T, width]; with a head, logits: [B, labels] for a sequence, [T, vocabulary] for a language model."""
+        hidden = self.encode(source).hidden
+        if self.head is None:
+            return hidden.values
+        logits: Tensor = self.head(hidden if isinstance(self.head, SequenceHead) else hidden.values)
+        return logits
+
+
+class _Stepping(Model):
+    """A model that writes one token at a time: step(tokens, state) -> logits, state."""
+
+    target: Embed
+    decoder: Stack | RecurrentDecoder
+    head: LanguageModelHead
+
+    def begin(self, memory: Encoded | None, rows: int, limit: int) -> State:
+        """Room for `rows` outputs of at most `limit` tokens; the rows of one sentence lie side by side."""
+        if isinstance(self.decoder, RecurrentDecoder):
+            assert memory is not None
+            return State(self.decoder.start(memory, rows), 0)
+        like = memory.hidden.values if memory is not None else self.target.tokens.weight
+        return State(self.decoder.start(memory, rows, limit, like), 0)
+
+    def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
+        """The next token's logits, given one more token a row.  # [R] -> [R, vocabulary]"""
+        x = self.target.at(tokens, torch.full_like(tokens, state.position))
+        hidden = self.decoder.step(x, state.body)  # type: ignore[arg-type]  # the state is the decoder's own
+        return self.head(hidden), State(state.body, state.position + 1)
+
+
+class Decoder(_Stepping):
+    """A language model: each token sees those before it."""
+
+    def __init__(self, s: spec.Model):
+        super().__init__(s)
+        assert s.target is not None
+        assert isinstance(s.decoder, spec.Stack)
+        self.target = Embed(s.target)
+        self.decoder = Stack(s.decoder)
+        self.head = _language_model_head(s)
+        _tie(self, s)
+
+    def forward(self, tokens: Ragged) -> Tensor:
+        """Logits for the token after each.  # [T] -> [T, vocabulary]"""
+        logits: Tensor = self.head(_encoded(self.decoder(self.target(tokens))).hidden.values)
+        return logits
+
+
+class EncoderDecoder(_Stepping):
+    """A sequence goes in, another comes out."""
+
+    def __init__(self, s: spec.Model):
+        super().__init__(s)
+        assert s.source is not None
+        assert s.target is not None
+        assert s.encoder is not None
+        assert s.decoder is not None
+        self.source = Embed(s.source)
+        self.encoder = _encoder(s.encoder)
+        self.target = Embed(s.target)
+        self.decoder = Stack(s.decoder) if isinstance(s.decoder, spec.Stack) else RecurrentDecoder(s.decoder)
+        self.head = _language_model_head(s)
+        _tie(self, s)
+
+    def encode(self, source: Ragged) -> Encoded:
+        """Computed once a source, whatever is decoded from it."""
+        return _encoded(self.encoder(self.source(source)))
+
+    def decode(self, memory: Encoded, target: Ragged, own: float = 0.0) -> Tensor:
+        """Hidden for every target token; `own`: how often a recurrent decoder is fed its own output.  # [T, width]"""
+        x = self.target(target)
+        if isinstance(self.decoder, RecurrentDecoder):
+            return _encoded(self.decoder(x, memory, self._say, own)).hidden.values
+        if own:
+            raise ValueError("feeding a decoder its own outputs in training needs a recurrent decoder")
+        return _encoded(self.decoder(x, memory)).hidden.values
+
+    def forward(self, source: Ragged, target: Ragged, own: float = 0.0) -> Tensor:
+        """Logits for the token after each target token.  # [Ts], [Tt] -> [Tt, vocabulary]"""
+        logits: Tensor = self.head(self.decode(self.encode(source), target, own))
+        return logits
+
+    def _say(self, hidden: Tensor) -> Tensor:
+        said = self.head(hidden).argmax(-1)
+        return self.target.at(said, torch.zeros_like(said))
+
+
+def build(s: spec.Model) -> Encoder | Decoder | EncoderDecoder:
+    """The module that a spec describes, freshly initialised."""
+    shell: Any = Encoder if s.decoder is None else Decoder if s.encoder is None else EncoderDecoder
+    model: Encoder | Decoder | EncoderDecoder = shell(s)
+    model.apply(_initialise)
+    return model
+
+
+def _encoder(s: spec.Stack | spec.Recurrent) -> Stack | Recurrent:
+    return Stack(s) if isinstance(s, spec.Stack) else Recurrent(s)
+
+
+def _encoded(out: Any) -> Encoded:
+    assert isinstance(out, Encoded)  # nn.Module calls are untyped
+    return out
+
+
+def _head(s: spec.Head | None) -> LanguageModelHead | SequenceHead | None:
+    if s is None:
+        return None
+    return SequenceHead(s) if s.kind == "sequence" else LanguageModelHead(s)
+
+
+def _language_model_head(s: spec.Model) -> LanguageModelHead:
+    if s.head is None or s.head.kind != "lm":
+        raise ValueError(f"{s.family}: a model that writes needs a head of kind 'lm'")
+    return LanguageModelHead(s.head)
+
+
+def _tie(model: Decoder | EncoderDecoder, s: spec.Model) -> None:
+    if s.shared and isinstance(model, EncoderDecoder):
+        model.source.tokens.weight = model.target.tokens.weight
+    if s.head is not None and s.head.tied:
+        model.head.linear.weight = model.target.tokens.weight
+
+
+def _initialise(module: nn.Module) -> None:
+    """Glorot for matrices, width^-1/2 for embeddings, as the Transformer's authors did; cells keep torch's."""
+    if isinstance(module, nn.Linear):
+        nn.init.xavier_uniform_(module.weight)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+    elif isinstance(module, nn.Embedding):
+        nn.init.normal_(module.weight, std=module.weight.shape[1] ** -0.5)
+    elif isinstance(module, Learned):
+        nn.init.normal_(module.weight, std=0.02)

@@ -1,0 +1,13 @@
+"""Layer normalisation (Ba et al. 2016) and its form without mean (Zhang & Sennrich 2019)."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from qkv import spec
+
+
+def norm(s: spec.Norm, width: int) -> nn.Module:
+    if s.kind == "rms":
+        return nn.RMSNorm(width, eps=s.epsilon)
+    return nn.LayerNorm(width, eps=s.epsilon)

@@ -1,0 +1,121 @@
+"""Ragged batches: the tokens of all sequences in one run, [T, …], and their lengths. No padding inside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class TimeMajor(NamedTuple):
+    """The same tokens ordered step by step, longest sequence first: what a recurrent network walks over."""
+
+    order: Tensor  # [B] sequences by falling length
+    permutation: Tensor  # [T] packed place of each time-major token
+    inverse: Tensor  # [T] time-major place of each packed token
+    alive: list[int]  # how many sequences reach step t
+
+
+class Layout:
+    """Where each sequence lies in a packed batch, on the host and on the device; shared by all layers."""
+
+    def __init__(self, sizes: Sequence[int], device: torch.device | str = "cpu"):
+        self.sizes = tuple(int(n) for n in sizes)
+        self.total = sum(self.sizes)
+        self.longest = max(self.sizes, default=0)
+        lengths = torch.tensor(self.sizes, dtype=torch.long)
+        ends = lengths.cumsum(0)
+        starts = ends - lengths
+        place = torch.arange(self.total) - starts.repeat_interleave(lengths)
+        self.lengths = lengths.to(device)  # [B]
+        self.offsets = torch.cat([ends.new_zeros(1), ends]).to(torch.int32).to(device)  # [B + 1]
+        self.positions = place.to(device)  # [T] each token's place in its own sequence
+        self.plans: dict[Any, Any] = {}  # what kernels worked out about this layout, once for all layers
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def device(self) -> torch.device:
+        return self.lengths.device
+
+    def slots(self) -> Tensor:
+        """Each token's place in the flattened [B * longest] padded form.  # [T]"""
+        if "slots" not in self.plans:
+            rows = torch.arange(len(self)).repeat_interleave(torch.tensor(self.sizes, dtype=torch.long))
+            self.plans["slots"] = rows.to(self.device) * self.longest + self.positions
+        slots: Tensor = self.plans["slots"]
+        return slots
+
+    def real(self) -> Tensor:
+        """True where a padded form holds a token.  # [B, longest]"""
+        if "real" not in self.plans:
+            self.plans["real"] = torch.arange(self.longest, device=self.device) < self.lengths[:, None]
+        real: Tensor = self.plans["real"]
+        return real
+
+    def time_major(self) -> TimeMajor:
+        if "time" not in self.plans:
+            sizes = torch.tensor(self.sizes, dtype=torch.long)
+            order = torch.sort(sizes, descending=True, stable=True).indices
+            starts = torch.tensor([0, *accumulate(self.sizes)][:-1], dtype=torch.long)
+            alive = [int((sizes > t).sum()) for t in range(self.longest)]
+            permutation = torch.cat([starts[order[:n]] + t for t, n in enumerate(alive)])
+            inverse = torch.empty_like(permutation)
+            inverse[permutation] = torch.arange(self.total)
+            on = self.device
+            self.plans["time"] = TimeMajor(order.to(on), permutation.to(on), inverse.to(on), alive)
+        found: TimeMajor = self.plans["time"]
+        return found
+
+
+@dataclass
+class Ragged:
+    """`values` [T, …] of sequences that lie one after the other as `layout` says."""
+
+    values: Tensor
+    layout: Layout
+
+    @staticmethod
+    def pack(sequences: Iterable[Tensor]) -> Ragged:
+        """Sequences [n_i, …] of any lengths, one after the other."""
+        parts = list(sequences)
+        return Ragged(torch.cat(parts), Layout([len(p) for p in parts], parts[0].device))
+
+    @staticmethod
+    def of(values: Tensor, lengths: Sequence[int] | Tensor) -> Ragged:
+        """Packed values [T, …] with their lengths [B]."""
+        sizes = lengths.tolist() if isinstance(lengths, Tensor) else lengths
+        return Ragged(values, Layout(sizes, values.device))
+
+    @staticmethod
+    def from_padded(padded: Tensor, lengths: Sequence[int] | Tensor) -> Ragged:
+        """From what users have: [B, N, …] and the number of real tokens in each row."""
+        sizes = lengths.tolist() if isinstance(lengths, Tensor) else lengths
+        layout = Layout(sizes, padded.device)
+        real = torch.arange(padded.shape[1], device=padded.device) < layout.lengths[:, None]  # [B, N]
+        return Ragged(padded[real], layout)
+
+    def to_padded(self, fill: float = 0.0) -> Tensor:
+        """[B, longest, …] with `fill` behind each sequence's end."""
+        shape = (len(self.layout) * self.layout.longest, *self.values.shape[1:])
+        flat = self.values.new_full(shape, fill).index_copy(0, self.layout.slots(), self.values)
+        return flat.view(len(self.layout), self.layout.longest, *shape[1:])
+
+    def like(self, values: Tensor) -> Ragged:
+        """Other values for the same tokens."""
+        return Ragged(values, self.layout)
+
+    def to(self, device: torch.device | str) -> Ragged:
+        return Ragged(self.values.to(device, non_blocking=True), Layout(self.layout.sizes, device))
+
+    def sequences(self) -> list[Tensor]:
+        """One tensor [n_i, …] a sequence."""
+        return list(torch.split(self.values, list(self.layout.sizes)))
+
+    def __len__(self) -> int:
+        return len(self.layout)

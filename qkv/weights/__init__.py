@@ -1,0 +1,1 @@
+"""Weights as files and as tables with an inverse."""
