@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable
 
 
-class InputError(Exception):
+class InputError(ValueError):
     """What is wrong, where (file, line, key) and what to do; the command line prints it and exits with 2."""
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from qkv import spec as s
+from qkv.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +39,8 @@ SIZES = {
 
 def spec(shape: Shape, *, source: int, target: int, start: int = 2, end: int = 3) -> s.Model:
     """An encoder-decoder for vocabularies of the given sizes; the encoder's output has the decoder's width."""
+    if shape.bidirectional and shape.hidden % 2:
+        raise InputError(f"model.hidden: {shape.hidden} does not divide into two directions; make it even")
     each_way = shape.hidden // 2 if shape.bidirectional else shape.hidden
     encoder = s.Recurrent(
         width=shape.width,

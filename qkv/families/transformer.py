@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from qkv import spec as s
 
@@ -24,7 +25,7 @@ class Shape:
     activation: s.Activation = "relu"
     gated: bool = False
     norm_first: bool = False
-    position: str = "sinusoid"
+    position: Literal["sinusoid", "learned", "none"] = "sinusoid"
     length: int = 512
     shared: bool = False  # one table for source, target and output, as with the paper's joint vocabulary
 
@@ -55,7 +56,7 @@ def spec(shape: Shape, *, source: int, target: int, start: int = 2, end: int = 3
         vocabulary=source,
         width=shape.width,
         length=shape.length,
-        position=shape.position,  # type: ignore[arg-type]  # the recipe's reader has checked it
+        position=shape.position,
         scale=True,
         dropout=shape.dropout,
     )

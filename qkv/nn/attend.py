@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from qkv.errors import InputError
 from qkv.nn.cache import Keys
 from qkv.nn.mask import Causal, Full, Mask
 from qkv.nn.ragged import Layout
@@ -40,11 +43,13 @@ def attend(
     kernel: str | None = None,
 ) -> Tensor:  # [Tq, H, value]
     """Each query's weighted average of the values of its own sequence."""
+    if isinstance(mask, Causal) and queries.sizes != keys.sizes:
+        raise InputError("a causal mask needs as many queries as keys in each sequence")
     prepared = score.prepare(k.transpose(0, 1)).transpose(0, 1)  # [Tk, H, P]
     name = kernel or choose(q, v, score=score, dropout=dropout, watched=sink is not None)
     if name == "varlen":
         return _varlen(q, prepared, v, queries, keys, score.scale, mask)
-    plan = _plan(queries, keys, waste=_WASTE if name == "grouped" else None)
+    plan = _plan(queries, keys, grouped=name == "grouped", causal=isinstance(mask, Causal))
     if name == "explicit":
         return _explicit(q, prepared, v, plan, score, mask, dropout, sink)
     return _grouped(q, prepared, v, plan, score.scale, mask, dropout)
@@ -91,17 +96,19 @@ def _softmax(scores: Tensor, allowed: Tensor | None) -> Tensor:
 # ---- sequences of similar length, padded together -------------------------------------------------------------------
 
 _WASTE = 0.25  # how much of a group's score matrix may be padding before a group of its own pays
-_SMALL = 16384  # entries of a score matrix under which another call costs more than the padding
+_SMALL = 1024  # entries of a score matrix under which another call costs more than the padding
+_ROW = 32  # tokens up to which short sequences share a row: one product of 32 costs less than four of 8
 
 
 @dataclass
 class Group:
-    """Sequences that one call takes together."""
+    """Rows that one call takes together; a row is a sequence, or several short ones."""
 
     rows: int
     queries: int  # longest
     keys: int
-    allowed: Tensor | None  # [rows, 1, 1, keys]; None: every key is real
+    allowed: Tensor | None  # [rows, 1, 1 or queries, keys]; None: every key is real
+    shared: bool  # some row holds several sequences; `allowed` then says it all, the causal mask too
 
 
 @dataclass
@@ -116,62 +123,114 @@ class Plan:
     slots_k: Tensor
 
 
-def _plan(queries: Layout, keys: Layout, waste: float | None) -> Plan:
-    """Worked out once a pair of layouts and kept with it; `waste` None puts all sequences into one group."""
-    name = ("plan", id(keys), waste)
+def _plan(queries: Layout, keys: Layout, *, grouped: bool, causal: bool) -> Plan:
+    """Worked out once a pair of layouts and kept with it; not `grouped`: one group, and a row a sequence."""
+    name = ("plan", id(keys), grouped, causal)
     if name not in queries.plans:
-        order = list(range(len(queries)))
-        cuts = [len(order)]
-        if waste is not None:
-            order.sort(key=lambda i: (keys.sizes[i], queries.sizes[i]))
-            cuts = _cut([queries.sizes[i] for i in order], [keys.sizes[i] for i in order], waste)
         # holding `keys` keeps its id from being used again
-        queries.plans[name] = (_place(queries, keys, order, cuts), keys)
+        queries.plans[name] = (_worked_out(queries, keys, grouped, causal), keys)
     plan: Plan = queries.plans[name][0]
     return plan
 
 
-def _cut(q: list[int], k: list[int], waste: float) -> list[int]:
-    """Ends of the groups: each grows until its padding costs more than a call of its own."""
-    ends, begin, real, widest = [], 0, 0, 0
-    for i, (queries, keys) in enumerate(zip(q, k, strict=True)):  # keys do not fall: the newest are the longest
-        real, widest = real + queries * keys, max(widest, queries)
-        padding = (i + 1 - begin) * widest * keys - real
-        if padding > max(waste * real, _SMALL):
-            ends.append(i)
-            begin, real, widest = i, queries * keys, queries
-    return [*ends, len(q)]
+def _worked_out(queries: Layout, keys: Layout, grouped: bool, causal: bool) -> Plan:
+    """On the host, anew for every batch: hence few loops, and those over plain numbers."""
+    order = list(range(len(queries)))
+    if grouped:
+        order.sort(key=list(zip(keys.sizes, queries.sizes, strict=True)).__getitem__)
+    q, k = [queries.sizes[i] for i in order], [keys.sizes[i] for i in order]
+    rows = _share(q, k) if grouped else list(range(len(order) + 1))
+    wide_q, wide_k = ([sum(n[begin:end]) for begin, end in pairwise(rows)] for n in (q, k))
+    cuts = _cut(wide_q, wide_k) if grouped else [0, len(wide_q)]
+    side_q = _Side(queries, order, rows, wide_q, cuts)
+    side_k = side_q if keys is queries else _Side(keys, order, rows, wide_k, cuts)
+    groups, on = [], queries.device
+    for i, (begin, end) in enumerate(pairwise(cuts)):
+        shared = rows[end] - rows[begin] > end - begin
+        allowed = _apart(side_q, side_k, i, causal) if shared else _real(wide_k[begin:end])
+        allowed = None if allowed is None else allowed.to(on)
+        groups.append(Group(end - begin, side_q.longest[i], side_k.longest[i], allowed, shared))
+    take_q, take_k = (None if s.take is None else s.take.to(on) for s in (side_q, side_k))
+    return Plan(groups, order, take_q, take_k, side_q.slots.to(on), side_k.slots.to(on))
 
 
-def _place(queries: Layout, keys: Layout, order: list[int], cuts: list[int]) -> Plan:
-    groups, begin = [], 0
-    for end in cuts:
-        k = [keys.sizes[i] for i in order[begin:end]]
-        longest = max(k)
-        allowed = None
-        if min(k) < longest:
-            lengths = torch.tensor(k)
-            allowed = (torch.arange(longest) < lengths[:, None])[:, None, None].to(keys.device)
-        n = max(queries.sizes[i] for i in order[begin:end])
-        groups.append(Group(end - begin, n, longest, allowed))
-        begin = end
-    take_q, slots_q = _slots(queries, order, [(g.rows, g.queries) for g in groups])
-    take_k, slots_k = _slots(keys, order, [(g.rows, g.keys) for g in groups])
-    return Plan(groups, order, take_q, take_k, slots_q, slots_k)
+def _share(q: list[int], k: list[int]) -> list[int]:
+    """Where rows begin, and the end: neighbours that are short enough share one."""
+    begins, asking, asked = [0], 0, 0
+    for i, (queries, keys) in enumerate(zip(q, k, strict=True)):
+        asking, asked = asking + queries, asked + keys
+        if i > begins[-1] and (asking > _ROW or asked > _ROW):
+            begins.append(i)
+            asking, asked = queries, keys
+    return [*begins, len(q)]
 
 
-def _slots(layout: Layout, order: list[int], shapes: list[tuple[int, int]]) -> tuple[Tensor | None, Tensor]:
-    widths = torch.tensor([n for rows, n in shapes for _ in range(rows)])  # slots of each sequence, in group order
-    first = torch.empty(len(order), dtype=torch.long)
-    first[torch.tensor(order)] = widths.cumsum(0) - widths  # first slot of each sequence, in packed order
-    lengths = torch.tensor(layout.sizes)
-    slots = first.repeat_interleave(lengths) + layout.positions.cpu()
-    total = int(widths.sum())
-    if total == layout.total and torch.equal(slots, torch.arange(total)):
-        return None, slots.to(layout.device)
-    take = torch.zeros(total, dtype=torch.long)
-    take[slots] = torch.arange(layout.total)
-    return take.to(layout.device), slots.to(layout.device)
+def _cut(q: list[int], k: list[int]) -> list[int]:
+    """Where groups begin, and the end: each grows until its padding costs more than a call of its own."""
+    begins, real, widest, longest = [0], 0, 0, 0
+    for i, (n, m) in enumerate(zip(q, k, strict=True)):
+        queries, keys = max(n, _ROW), max(m, _ROW)  # a short row costs as much as one of that length
+        real, widest, longest = real + queries * keys, max(widest, queries), max(longest, keys)
+        padding = (i + 1 - begins[-1]) * widest * longest - real
+        if padding > max(_WASTE * real, _SMALL):
+            begins.append(i)
+            real, widest, longest = queries * keys, queries, keys
+    return [*begins, len(q)]
+
+
+class _Side:
+    """Where the tokens of one layout lie in the padded groups."""
+
+    def __init__(self, layout: Layout, order: list[int], rows: list[int], wide: list[int], cuts: list[int]):
+        self.longest = [max(wide[begin:end]) for begin, end in pairwise(cuts)]  # a group each
+        self.counts = [end - begin for begin, end in pairwise(cuts)]  # rows of each group
+        self.lengths, self.positions = layout.lengths.cpu(), layout.positions.cpu()
+        sequences, begins = torch.tensor(order), torch.tensor(rows)
+        sizes = self.lengths[sequences]  # [B] in the order of the groups
+        before = sizes.cumsum(0) - sizes
+        width = torch.tensor(self.longest).repeat_interleave(torch.tensor(self.counts))  # [R] slots of each row
+        # a sequence lies behind the others of its row: at the row's first slot, and what the row holds before it
+        shift = width.cumsum(0) - width - before[begins[:-1]]  # [R]
+        first = torch.empty_like(sizes)
+        first[sequences] = before + shift.repeat_interleave(begins.diff())  # [B] in packed order
+        self.slots = first.repeat_interleave(self.lengths) + self.positions  # [T]
+        self.total = sum(n * longest for n, longest in zip(self.counts, self.longest, strict=True))
+        tokens = torch.arange(layout.total)
+        as_packed = self.total == layout.total and torch.equal(self.slots, tokens)
+        self.take = None if as_packed else self._filled(0, tokens)  # [slots]
+
+    def _filled(self, padding: int, values: Tensor) -> Tensor:
+        return values.new_full((self.total,), padding).scatter_(0, self.slots, values)
+
+    @cached_property
+    def _owners(self) -> tuple[Tensor, Tensor]:
+        small = torch.int32  # every query of a row is compared with every key
+        sequences = torch.arange(len(self.lengths), dtype=small).repeat_interleave(self.lengths)
+        return self._filled(-1, sequences), self._filled(0, self.positions.to(small))
+
+    def owners(self, group: int) -> tuple[Tensor, Tensor]:
+        """The sequence of each slot, -1 for padding, and its place there.  # [rows, longest] each"""
+        begin = sum(n * longest for n, longest in zip(self.counts[:group], self.longest[:group], strict=True))
+        shape = self.counts[group], self.longest[group]
+        owner, place = (part[begin : begin + shape[0] * shape[1]].view(shape) for part in self._owners)
+        return owner, place
+
+
+def _apart(queries: _Side, keys: _Side, group: int, causal: bool) -> Tensor:
+    """Sequences that share a row see nothing of each other.  # [rows, 1, queries, keys]"""
+    (asking, at), (owner, place) = queries.owners(group), keys.owners(group)
+    allowed = asking[:, :, None] == owner[:, None]
+    if causal:
+        allowed &= at[:, :, None] >= place[:, None]
+    allowed |= (asking < 0)[:, :, None]  # what padding sees is thrown away, but a softmax over nothing is no number
+    return allowed[:, None]
+
+
+def _real(keys: list[int]) -> Tensor | None:
+    longest = max(keys)
+    if min(keys) == longest:
+        return None
+    return (torch.arange(longest) < torch.tensor(keys)[:, None])[:, None, None]  # [rows, 1, 1, keys]
 
 
 class _Pad(torch.autograd.Function):
@@ -248,8 +307,8 @@ def _grouped(
             gk,
             gv,
             # behind a causal mask no real query can see padding, which lies behind all of them
-            attn_mask=None if causal else group.allowed,
-            is_causal=causal,
+            attn_mask=group.allowed if group.shared or not causal else None,
+            is_causal=causal and not group.shared,
             dropout_p=dropout,
             scale=scale,
         )

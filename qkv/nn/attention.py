@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from qkv import spec
+from qkv.errors import InputError
 from qkv.nn.attend import Sink, attend, attend_keys
 from qkv.nn.cache import Cache, Keys
 from qkv.nn.mask import Full, Mask
@@ -24,6 +25,9 @@ class Attention(nn.Module):
 
     def __init__(self, s: spec.Attention):
         super().__init__()
+        for width in (s.width, s.memory_width) if not s.project else (s.width,) if s.key is None else ():
+            if width % s.heads:
+                raise InputError(f"a width of {width} does not divide into {s.heads} heads")
         self.spec = s
         self.heads = s.heads
         self.score = Score(s)

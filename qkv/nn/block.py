@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from qkv import spec
@@ -15,7 +14,7 @@ from qkv.nn.attention import Attention
 from qkv.nn.cache import Cache, Keys
 from qkv.nn.feedforward import FeedForward
 from qkv.nn.mask import Mask
-from qkv.nn.norm import norm
+from qkv.nn.norm import dropout, norm
 from qkv.nn.ragged import Ragged
 
 
@@ -31,7 +30,7 @@ class Residual(nn.Module):
     def forward(self, x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
         y = f(self.norm(x)) if self.norm_first else f(x)
         if self.training and self.dropout:
-            y = F.dropout(y, self.dropout)
+            y = dropout(y, self.dropout)
         y = x + y
         return y if self.norm_first else self.norm(y)
 

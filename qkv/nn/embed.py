@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from qkv import spec
-from qkv.nn.norm import norm
+from qkv.errors import InputError
+from qkv.nn.norm import dropout, norm
 from qkv.nn.position import Learned, Sinusoid
 from qkv.nn.ragged import Ragged
 
@@ -31,7 +31,7 @@ class Embed(nn.Module):
     def forward(self, ids: Ragged) -> Ragged:
         """[T] -> [T, width]"""
         if ids.layout.longest > self.spec.length:
-            raise ValueError(f"a sequence of {ids.layout.longest} tokens; this model takes at most {self.spec.length}")
+            raise InputError(f"a sequence of {ids.layout.longest} tokens; this model takes at most {self.spec.length}")
         return ids.like(self.at(ids.values, ids.layout.positions))
 
     def at(self, ids: Tensor, positions: Tensor) -> Tensor:
@@ -43,4 +43,4 @@ class Embed(nn.Module):
             x = x + self.position(positions)
         if self.norm is not None:
             x = self.norm(x)
-        return F.dropout(x, self.spec.dropout) if self.training and self.spec.dropout else x
+        return dropout(x, self.spec.dropout) if self.training and self.spec.dropout else x

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from qkv import spec
+from qkv.nn.norm import dropout
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:
@@ -16,7 +17,7 @@ def _gelu_tanh(x: Tensor) -> Tensor:
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": torch.relu,
+    "relu": torch.relu_,  # in place: a projection's output is nobody else's
     "gelu": F.gelu,
     "gelu_tanh": _gelu_tanh,
     "silu": F.silu,
@@ -36,6 +37,6 @@ class FeedForward(nn.Module):
         up: Tensor = self.up(x)  # [T, hidden]
         hidden = self.activation(up) if self.gate is None else self.activation(self.gate(x)) * up
         if self.training and self.dropout:
-            hidden = F.dropout(hidden, self.dropout)
+            hidden = dropout(hidden, self.dropout)
         out: Tensor = self.down(hidden)
         return out

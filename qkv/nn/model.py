@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from qkv import spec
+from qkv.errors import InputError
 from qkv.nn.embed import Embed
 from qkv.nn.heads import LanguageModelHead, SequenceHead
 from qkv.nn.position import Learned
@@ -36,6 +37,10 @@ class Model(nn.Module):
         super().__init__()
         self.spec = s
 
+    def tie(self) -> None:
+        """Makes one tensor of what the spec says is one; a model that shares nothing has nothing to do."""
+        return
+
     @property
     def device(self) -> torch.device:
         return next(self.parameters()).device
@@ -46,9 +51,7 @@ class Encoder(Model):
 
     def __init__(self, s: spec.Model):
         super().__init__(s)
-        assert s.source is not None
-        assert s.encoder is not None
-        self.source = Embed(s.source)
+        self.source = _embed(s.source, "source")
         self.encoder = _encoder(s.encoder)
         self.head = _head(s.head)
 
@@ -71,6 +74,11 @@ class _Stepping(Model):
     decoder: Stack | RecurrentDecoder
     head: LanguageModelHead
 
+    def tie(self) -> None:
+        """Makes one tensor of what the spec says is one; again after weights were replaced."""
+        if self.spec.head is not None and self.spec.head.tied:
+            self.head.linear.weight = self.target.tokens.weight
+
     def begin(self, memory: Encoded | None, rows: int, limit: int) -> State:
         """Room for `rows` outputs of at most `limit` tokens; the rows of one sentence lie side by side."""
         if isinstance(self.decoder, RecurrentDecoder):
@@ -91,12 +99,12 @@ class Decoder(_Stepping):
 
     def __init__(self, s: spec.Model):
         super().__init__(s)
-        assert s.target is not None
-        assert isinstance(s.decoder, spec.Stack)
-        self.target = Embed(s.target)
+        if not isinstance(s.decoder, spec.Stack):
+            raise InputError(f"{s.family}: a decoder without an encoder must be a stack")
+        self.target = _embed(s.target, "target")
         self.decoder = Stack(s.decoder)
         self.head = _language_model_head(s)
-        _tie(self, s)
+        self.tie()
 
     def forward(self, tokens: Ragged) -> Tensor:
         """Logits for the token after each.  # [T] -> [T, vocabulary]"""
@@ -109,16 +117,18 @@ class EncoderDecoder(_Stepping):
 
     def __init__(self, s: spec.Model):
         super().__init__(s)
-        assert s.source is not None
-        assert s.target is not None
-        assert s.encoder is not None
-        assert s.decoder is not None
-        self.source = Embed(s.source)
+        assert s.decoder is not None  # else build had chosen another shell
+        self.source = _embed(s.source, "source")
         self.encoder = _encoder(s.encoder)
-        self.target = Embed(s.target)
+        self.target = _embed(s.target, "target")
         self.decoder = Stack(s.decoder) if isinstance(s.decoder, spec.Stack) else RecurrentDecoder(s.decoder)
         self.head = _language_model_head(s)
-        _tie(self, s)
+        self.tie()
+
+    def tie(self) -> None:
+        super().tie()
+        if self.spec.shared:
+            self.source.tokens.weight = self.target.tokens.weight
 
     def encode(self, source: Ragged) -> Encoded:
         """Computed once a source, whatever is decoded from it."""
@@ -130,7 +140,7 @@ class EncoderDecoder(_Stepping):
         if isinstance(self.decoder, RecurrentDecoder):
             return _encoded(self.decoder(x, memory, self._say, own)).hidden.values
         if own:
-            raise ValueError("feeding a decoder its own outputs in training needs a recurrent decoder")
+            raise InputError("feeding a decoder its own outputs in training needs a recurrent decoder")
         return _encoded(self.decoder(x, memory)).hidden.values
 
     def forward(self, source: Ragged, target: Ragged, own: float = 0.0) -> Tensor:
@@ -138,9 +148,9 @@ class EncoderDecoder(_Stepping):
         logits: Tensor = self.head(self.decode(self.encode(source), target, own))
         return logits
 
-    def _say(self, hidden: Tensor) -> Tensor:
+    def _say(self, hidden: Tensor, position: int) -> Tensor:
         said = self.head(hidden).argmax(-1)
-        return self.target.at(said, torch.zeros_like(said))
+        return self.target.at(said, torch.full_like(said, position))
 
 
 def build(s: spec.Model) -> Encoder | Decoder | EncoderDecoder:
@@ -151,7 +161,15 @@ def build(s: spec.Model) -> Encoder | Decoder | EncoderDecoder:
     return model
 
 
-def _encoder(s: spec.Stack | spec.Recurrent) -> Stack | Recurrent:
+def _embed(s: spec.Embed | None, side: str) -> Embed:
+    if s is None:
+        raise InputError(f"the model has a part that reads the {side} and no {side} embedding")
+    return Embed(s)
+
+
+def _encoder(s: spec.Stack | spec.Recurrent | None) -> Stack | Recurrent:
+    if s is None:
+        raise InputError("the model has neither an encoder nor a decoder")
     return Stack(s) if isinstance(s, spec.Stack) else Recurrent(s)
 
 
@@ -168,15 +186,8 @@ def _head(s: spec.Head | None) -> LanguageModelHead | SequenceHead | None:
 
 def _language_model_head(s: spec.Model) -> LanguageModelHead:
     if s.head is None or s.head.kind != "lm":
-        raise ValueError(f"{s.family}: a model that writes needs a head of kind 'lm'")
+        raise InputError(f"{s.family}: a model that writes needs a head of kind 'lm'")
     return LanguageModelHead(s.head)
-
-
-def _tie(model: Decoder | EncoderDecoder, s: spec.Model) -> None:
-    if s.shared and isinstance(model, EncoderDecoder):
-        model.source.tokens.weight = model.target.tokens.weight
-    if s.head is not None and s.head.tied:
-        model.head.linear.weight = model.target.tokens.weight
 
 
 def _initialise(module: nn.Module) -> None:

@@ -21,7 +21,12 @@ class Sinusoid(nn.Module):
 
     def __init__(self, length: int, width: int):
         super().__init__()
+        self.shape = (length, width)
         self.register_buffer("table", sinusoids(length, width), persistent=False)
+
+    def fill(self) -> None:
+        """Makes the table again where a model was built without memory of its own."""
+        self.table = sinusoids(*self.shape)
 
     def forward(self, positions: Tensor) -> Tensor:
         return self.table[positions]  # [T, width]

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from qkv.errors import InputError
+
 
 class TimeMajor(NamedTuple):
     """The same tokens ordered step by step, longest sequence first: what a recurrent network walks over."""
@@ -25,8 +27,10 @@ class Layout:
 
     def __init__(self, sizes: Sequence[int], device: torch.device | str = "cpu"):
         self.sizes = tuple(int(n) for n in sizes)
+        if min(self.sizes, default=0) < 1:
+            raise InputError("a batch needs at least one sequence, and each sequence at least one token")
         self.total = sum(self.sizes)
-        self.longest = max(self.sizes, default=0)
+        self.longest = max(self.sizes)
         lengths = torch.tensor(self.sizes, dtype=torch.long)
         ends = lengths.cumsum(0)
         starts = ends - lengths
@@ -90,13 +94,18 @@ class Ragged:
     def of(values: Tensor, lengths: Sequence[int] | Tensor) -> Ragged:
         """Packed values [T, …] with their lengths [B]."""
         sizes = lengths.tolist() if isinstance(lengths, Tensor) else lengths
-        return Ragged(values, Layout(sizes, values.device))
+        layout = Layout(sizes, values.device)
+        if layout.total != len(values):
+            raise InputError(f"{len(values)} tokens cannot be cut into sequences of {layout.total} in all")
+        return Ragged(values, layout)
 
     @staticmethod
     def from_padded(padded: Tensor, lengths: Sequence[int] | Tensor) -> Ragged:
         """From what users have: [B, N, …] and the number of real tokens in each row."""
         sizes = lengths.tolist() if isinstance(lengths, Tensor) else lengths
         layout = Layout(sizes, padded.device)
+        if len(layout) != padded.shape[0] or layout.longest > padded.shape[1]:
+            raise InputError(f"lengths {list(layout.sizes)} do not fit a padded batch of {list(padded.shape[:2])}")
         real = torch.arange(padded.shape[1], device=padded.device) < layout.lengths[:, None]  # [B, N]
         return Ragged(padded[real], layout)
 

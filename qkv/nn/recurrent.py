@@ -25,28 +25,30 @@ State = list[tuple[Tensor, ...]]  # a layer: (h,) for a GRU, (h, c) for an LSTM;
 
 
 class Recurrent(nn.Module):
-    """LSTM or GRU, one direction or both, over ragged sequences without padding."""
+    """LSTM or GRU, one direction or both, over ragged sequences without padding.
+
+    A layer is a module of its own and dropout between them is ours: what cuDNN draws inside a deep LSTM comes from a
+    state of its own, which no checkpoint can hold.
+    """
 
     def __init__(self, s: spec.Recurrent):
         super().__init__()
         kind = nn.LSTM if s.cell == "lstm" else nn.GRU
-        between = s.dropout if s.layers > 1 else 0.0
-        self.rnn = kind(s.width, s.hidden, s.layers, bidirectional=s.bidirectional, dropout=between)
-        self.directions = 2 if s.bidirectional else 1
+        widths = [s.width] + [s.output] * (s.layers - 1)
+        self.layers = nn.ModuleList(kind(width, s.hidden, bidirectional=s.bidirectional) for width in widths)
         self.dropout = s.dropout
 
     def forward(self, x: Ragged) -> Encoded:
         """[T, width] -> [T, output], and the last layer's final state of each direction, joined, [B, output]"""
         time = x.layout.time_major()
         unsorted = torch.argsort(time.order)
-        packed = PackedSequence(x.values[time.permutation], torch.tensor(time.alive), time.order, unsorted)
-        out, final = self.rnn(packed)
-        h = final[0] if isinstance(final, tuple) else final  # [layers * directions, B, hidden]
-        last = h[-self.directions :].transpose(0, 1).flatten(1)  # [B, output]
-        hidden = out.data[time.inverse]
-        if self.training and self.dropout:
-            hidden = F.dropout(hidden, self.dropout)
-        return Encoded(x.like(hidden), last)
+        sizes = torch.tensor(time.alive)
+        values = x.values[time.permutation]  # [T, width] step by step
+        for layer in self.layers:
+            out, final = layer(PackedSequence(values, sizes, time.order, unsorted))
+            values = F.dropout(out.data, self.dropout) if self.training and self.dropout else out.data
+        h = final[0] if isinstance(final, tuple) else final  # [directions, B, hidden]
+        return Encoded(x.like(values[time.inverse]), h.transpose(0, 1).flatten(1))
 
 
 @dataclass
@@ -72,11 +74,11 @@ class RecurrentDecoder(nn.Module):
         self.readout = nn.Linear(s.hidden + context + s.width, s.hidden) if s.readout else None
 
     def forward(
-        self, x: Ragged, memory: Encoded, feed: Callable[[Tensor], Tensor] | None = None, own: float = 0.0
+        self, x: Ragged, memory: Encoded, feed: Callable[[Tensor, int], Tensor] | None = None, own: float = 0.0
     ) -> Encoded:
         """All steps, teacher-forced, or fed the model's own outputs at rate `own`.  # [T, width] -> [T, hidden]
 
-        `feed` maps a step's hidden [R, hidden] to the embedding [R, width] of what the model would say.
+        `feed` maps a step's hidden [R, hidden] to the embedding [R, width] of what the model would say, at a place.
         """
         time = x.layout.time_major()
         rows = time.order.tolist()
@@ -90,7 +92,7 @@ class RecurrentDecoder(nn.Module):
             alive = len(y)
             if t and own and feed is not None:
                 mine = torch.rand(alive, 1, device=y.device) < own
-                y = torch.where(mine, feed(outputs[-1][:alive]), y)
+                y = torch.where(mine, feed(outputs[-1][:alive], t), y)
             state.layers = [tuple(part[:alive] for part in layer) for layer in state.layers]
             outputs.append(self._advance(y, state, rows[:alive]))
         return Encoded(x.like(torch.cat(outputs)[time.inverse]))

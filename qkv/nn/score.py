@@ -11,6 +11,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from qkv.errors import InputError
 from qkv.spec import Attention
 
 
@@ -24,7 +25,7 @@ class Score(nn.Module):
         hidden = spec.score_width or key
         self.prepared_size = {"bilinear": query, "additive": hidden, "mlp": hidden}.get(self.kind, key)
         if self.is_dot and self.kind != "bilinear" and query != key:
-            raise ValueError(f"a {self.kind} score needs queries ({query}) and keys ({key}) of one size")
+            raise InputError(f"a {self.kind} score needs queries ({query}) and keys ({key}) of one size")
         self.scale = 1 / math.sqrt(key) if self.kind == "scaled_dot" else 1.0
         if self.kind == "bilinear":
             self.matrix = nn.Parameter(torch.empty(heads, key, query))

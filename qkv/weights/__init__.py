@@ -1,1 +1,5 @@
-"""Weights as files and as tables with an inverse."""
+"""Weights as files, and models as folders."""
+
+from qkv.weights.folder import Loaded, load, save
+
+__all__ = ["Loaded", "load", "save"]

@@ -1,0 +1,41 @@
+# make demo: train a small Transformer to pronounce English, then ask it.   make test: the tests.   make check: style and types.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+DEMO := runs/g2p-demo
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test check clean
+
+# torch goes first and alone: a package that pulls it without the pin would fetch gigabytes of CUDA.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) torch==$(shell sed -n 's/^torch==//p' constraints.txt)
+	$(PIP) -e '.[demo,dev,tensorboard]'
+	touch $@
+
+demo: $(DEMO)/alignments.png
+	@if [ -t 0 ]; then $(BIN)/qkv predict $(DEMO); \
+	else for word in attention query value transformer qkv; do \
+		printf '%s\t' $$word; $(BIN)/qkv predict $(DEMO) $$word; done; fi
+
+$(DEMO)/model.safetensors: $(READY)
+	$(BIN)/qkv train recipes/g2p-demo.yaml
+	@touch $@
+
+$(DEMO)/alignments.png: $(DEMO)/model.safetensors
+	$(BIN)/qkv eval $(DEMO)
+	$(BIN)/qkv look $(DEMO) attention knowledge pronounce -o $@
+
+test: $(READY)
+	$(BIN)/python -m pytest -n 2 tests
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest tests/test_house.py
+
+clean:
+	rm -rf $(VENV) runs

@@ -1,0 +1,124 @@
+"""Timing for machines that others use too, shared by the scripts in this folder.
+
+All contestants run in one process, in turn, round after round, so that a machine that speeds up or slows down does it
+to everyone. A sample taken while other processes were busy is taken again and the less disturbed one kept. What is
+compared is the median over rounds of the ratio of two contestants' times in the same round; absolute times drift,
+ratios hold.
+
+Each figure also stands beside what the machine can do at all: the measured speed of a large matrix product
+(`matrix_rate`), float32 on a CPU and bfloat16 on a GPU, because that is what the contestants compute in.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+_QUIET = 0.1  # cores that others may use before a sample is taken again
+_TRIES = 3
+_AT_LEAST = 0.2  # seconds in a sample: shorter calls are repeated until they fill it
+
+
+@dataclass
+class Laps:
+    """One contestant's seconds a call, a round each."""
+
+    seconds: list[float] = field(default_factory=list)
+    disturbed: int = 0  # samples that stayed noisy after every try
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+    @property
+    def spread(self) -> float:
+        """Half the distance between the quartiles, as a share of the median."""
+        ordered = sorted(self.seconds)
+        n = len(ordered)
+        return (ordered[(3 * n) // 4] - ordered[n // 4]) / 2 / self.median
+
+
+def speed_up(of: Laps, over: Laps) -> float:
+    """How many times faster `of` is than `over`: the median of what each round says."""
+    return statistics.median(slow / fast for fast, slow in zip(of.seconds, over.seconds, strict=True))
+
+
+def race(calls: Mapping[str, Callable[[], object]], rounds: int, device: torch.device) -> dict[str, Laps]:
+    """Times calls that are already warm, in turn; every other round runs backwards, so that no place is the best."""
+    repeats = {name: _repeats(call, device) for name, call in calls.items()}
+    laps = {name: Laps() for name in calls}
+    for turn in range(rounds):
+        names = list(calls) if turn % 2 == 0 else list(reversed(calls))
+        for name in names:
+            seconds, foreign = _least_disturbed(calls[name], repeats[name], device)
+            laps[name].seconds.append(seconds)
+            laps[name].disturbed += foreign > _QUIET
+    return laps
+
+
+def matrix_rate(device: torch.device) -> float:
+    """Floating point operations a second of a large matrix product, the best of several."""
+    n, kind = (8192, torch.bfloat16) if device.type == "cuda" else (2048, torch.float32)
+    a, b = (torch.randn(n, n, device=device, dtype=kind) for _ in range(2))
+    out = torch.empty_like(a)
+
+    def product() -> None:
+        torch.mm(a, b, out=out)
+
+    product()
+    repeats = _repeats(product, device)
+    return float(2 * n**3 / min(_timed(product, repeats, device) for _ in range(7)))
+
+
+def _repeats(call: Callable[[], object], device: torch.device) -> int:
+    return max(1, int(_AT_LEAST / max(_timed(call, 1, device), 1e-6)))
+
+
+def _timed(call: Callable[[], object], repeats: int, device: torch.device) -> float:
+    """Seconds a call. A GPU works behind the host's back, so its own clock is asked."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for _ in range(repeats):
+            call()
+        end.record()
+        torch.cuda.synchronize(device)
+        return begin.elapsed_time(end) / 1e3 / repeats
+    began = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    return (time.perf_counter() - began) / repeats
+
+
+def _least_disturbed(call: Callable[[], object], repeats: int, device: torch.device) -> tuple[float, float]:
+    """Seconds a call, and how many cores others kept busy meanwhile."""
+    samples = []
+    for _ in range(_TRIES):
+        busy, own, began = _busy(), time.process_time(), time.perf_counter()
+        seconds = _timed(call, repeats, device)
+        wall = time.perf_counter() - began
+        # /proc/stat counts in hundredths of a second, hence the allowance on short samples
+        foreign = max(0.0, (_busy() - busy - (time.process_time() - own) - 0.02) / wall)
+        samples.append((foreign, seconds))
+        # on a GPU the work is not on these cores, and other processes' use of them says little
+        if foreign <= _QUIET or device.type == "cuda":
+            break
+        time.sleep(0.1)
+    foreign, seconds = min(samples)
+    return seconds, 0.0 if device.type == "cuda" else foreign
+
+
+def _busy() -> float:
+    """CPU seconds that the whole machine has worked, or lost to its host, so far; 0 where the system does not say."""
+    stat = Path("/proc/stat")
+    if not stat.exists():
+        return 0.0
+    user, nice, system, _idle, _wait, irq, soft, steal = map(int, stat.read_text().split("\n", 1)[0].split()[1:9])
+    return (user + nice + system + irq + soft + steal) / os.sysconf("SC_CLK_TCK")

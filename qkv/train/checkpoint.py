@@ -1,0 +1,82 @@
+"""A run's checkpoint: weights, optimiser, random state and place in the data, in one file, whole or not there."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from qkv.data.batches import Place
+from qkv.errors import InputError
+from qkv.train.optimiser import restore, state_tensors
+from qkv.weights.file import load_tensors, save_tensors
+from qkv.weights.folder import AnyModel, fill, state
+
+LAST, BEST = "last.safetensors", "best.safetensors"
+
+
+@dataclass
+class Progress:
+    """Where a run stands."""
+
+    step: int = 0
+    epoch: int = 0
+    index: int = 0  # the batch of the epoch that comes next
+    best: float | None = None  # the metric, and the step that reached it
+    best_step: int = 0
+    stale: int = 0  # validations since then
+    snapshots: list[int] = field(default_factory=list)  # steps of the weights kept for averaging
+    tokens: int = 0
+    seconds: float = 0.0  # spent in training steps
+    finished: bool = False
+
+    @property
+    def place(self) -> Place:
+        return Place(self.epoch, self.index)
+
+
+def snapshot(folder: Path, step: int) -> Path:
+    return folder / f"step-{step}.safetensors"
+
+
+def save_weights(path: Path, model: AnyModel) -> None:
+    save_tensors(path, state(model))
+
+
+def save_last(folder: Path, model: AnyModel, optimiser: torch.optim.Optimizer, progress: Progress) -> None:
+    """Everything that the next start needs. Only after this are older snapshots let go."""
+    tensors = {f"model.{name}": tensor for name, tensor in state(model).items()}
+    tensors |= {f"optimiser.{name}": tensor for name, tensor in state_tensors(optimiser).items()}
+    tensors["random.cpu"] = torch.get_rng_state()
+    if model.device.type == "cuda":
+        tensors["random.cuda"] = torch.cuda.get_rng_state(model.device)
+    save_tensors(folder / LAST, tensors, {"progress": json.dumps(dataclasses.asdict(progress))})
+    kept = {snapshot(folder, step) for step in progress.snapshots}
+    for path in folder.glob("step-*.safetensors"):
+        if path not in kept:
+            path.unlink(missing_ok=True)
+
+
+def load_last(folder: Path, model: AnyModel, optimiser: torch.optim.Optimizer) -> Progress:
+    """Puts a run back to where its last checkpoint was made; a fresh Progress where there is none."""
+    path = folder / LAST
+    if not path.is_file():
+        return Progress()
+    tensors, notes = load_tensors(path)
+    parts: dict[str, dict[str, torch.Tensor]] = {"model": {}, "optimiser": {}, "random": {}}
+    for key, tensor in tensors.items():
+        part, _, name = key.partition(".")
+        parts.setdefault(part, {})[name] = tensor
+    try:
+        progress = Progress(**json.loads(notes["progress"]))
+    except (KeyError, TypeError, json.JSONDecodeError):
+        raise InputError(f"{path}: not a checkpoint of qkv's; remove it to train afresh") from None
+    fill(model, parts["model"], str(path), assign=False)  # the optimiser holds the parameters: fill, do not replace
+    restore(optimiser, parts["optimiser"])
+    torch.set_rng_state(parts["random"]["cpu"])
+    if "cuda" in parts["random"] and model.device.type == "cuda":
+        torch.cuda.set_rng_state(parts["random"]["cuda"], model.device)
+    return progress

@@ -1,0 +1,64 @@
+"""A recipe's or a run's spec and the lengths of its data, for whoever counts costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from qkv import spec
+from qkv.errors import InputError
+from qkv.train.fit import RECIPE
+from qkv.train.recipe import Recipe, model_spec, read_recipe
+from qkv.train.task import read_part, tokenisers
+from qkv.weights.folder import SPEC
+
+_UNKNOWN_LENGTH = 32  # where no data says how long a sequence is
+
+
+@dataclass(frozen=True)
+class Measured:
+    spec: spec.Model
+    source_length: int
+    target_length: int
+    recipe: Recipe | None
+
+
+def measure(what: Path, changes: list[str], vocabulary: str | None) -> Measured:
+    """The model of a run's folder or of a recipe; a recipe's vocabularies come from its data, or as `30,40`."""
+    if what.is_dir():
+        return _run(what, changes)
+    recipe = read_recipe(what, changes)
+    if vocabulary is not None:
+        source, target = _sizes(vocabulary)
+        return Measured(model_spec(recipe, source=source, target=target), _UNKNOWN_LENGTH, _UNKNOWN_LENGTH, recipe)
+    try:
+        pairs = read_part(recipe.data, "train")
+    except InputError as error:
+        raise InputError(f"{error} (without the data, give --vocabulary SOURCE,TARGET)") from None
+    source, target = tokenisers(recipe.text, pairs)
+    part = pairs[:: max(1, len(pairs) // 2000)]
+    m = _mean(source.encode_batch([p.source for p in part]))
+    n = _mean(target.encode_batch([p.target for p in part]))
+    return Measured(model_spec(recipe, source=source.size, target=target.size), m, n, recipe)
+
+
+def _run(folder: Path, changes: list[str]) -> Measured:
+    if changes:
+        raise InputError(f"{folder} is a finished shape; key=value changes go with a recipe")
+    path = folder / SPEC
+    if not path.is_file():
+        raise InputError(f"{folder}: not a model folder (it has no {SPEC})")
+    recipe = read_recipe(folder / RECIPE) if (folder / RECIPE).is_file() else None
+    return Measured(spec.from_json(path.read_text("utf-8"), str(path)), _UNKNOWN_LENGTH, _UNKNOWN_LENGTH, recipe)
+
+
+def _sizes(vocabulary: str) -> tuple[int, int]:
+    try:
+        source, target = (int(part) for part in vocabulary.split(","))
+    except ValueError:
+        raise InputError(f"--vocabulary is two sizes such as 30,40, not '{vocabulary}'") from None
+    return source, target
+
+
+def _mean(ids: list[list[int]]) -> int:
+    return max(1, round(sum(map(len, ids)) / len(ids)) + 1)  # and the start or end token

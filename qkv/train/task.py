@@ -1,0 +1,103 @@
+"""From a recipe to what training needs: tokenisers, encoded pairs, held-out examples, the model's spec."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from qkv import spec
+from qkv.data.batches import EncodedPairs
+from qkv.data.pair import Example, Pair, group, hold_out
+from qkv.data.readers import read_pairs
+from qkv.decode.predict import Decoding, source_ids
+from qkv.errors import InputError
+from qkv.text.tokeniser import Tokeniser, train_tokeniser
+from qkv.train.recipe import Data, Recipe, Text, model_spec
+from qkv.weights.folder import SOURCE, TARGET
+
+
+@dataclass(frozen=True)
+class Task:
+    pairs: EncodedPairs
+    valid: list[Example]
+    source: Tokeniser
+    target: Tokeniser
+    spec: spec.Model
+
+
+def read_part(data: Data, part: str) -> list[Pair]:
+    """The pairs of `train`, `valid` or `test`: from their own file, or held out of the training file."""
+    path = getattr(data, part)
+    if path is not None and not (part == "train" and data.hold_out):
+        return _read(data, path)
+    if part != "train" and part not in data.hold_out:
+        raise InputError(f"the recipe has no '{part}' data; give data.{part}, or a share under data.hold_out")
+    return hold_out(_read(data, data.train), data.hold_out)[part]
+
+
+def _read(data: Data, path: str | list[str]) -> list[Pair]:
+    files = [path] if isinstance(path, str) else path
+    if len(files) != (2 if data.format == "aligned" else 1):
+        wanted = "two files, [source, target]" if data.format == "aligned" else "one file"
+        raise InputError(f"data.format {data.format} takes {wanted}, not {len(files)}")
+    return read_pairs(
+        data.format,
+        files[0],
+        target_path=files[1] if len(files) > 1 else None,
+        stress=data.stress,
+        source_field=data.source_field,
+        target_field=data.target_field,
+    )
+
+
+def tokenisers(text: Text, pairs: list[Pair]) -> tuple[Tokeniser, Tokeniser]:
+    """Each side's tokeniser, trained on the training pairs; one for both where the vocabulary is joint."""
+    sources, targets = [p.source for p in pairs], [p.target for p in pairs]
+    one, other = text.source, text.target
+    if text.joint and one != other:
+        raise InputError("text.joint: one vocabulary needs the same settings for text.source and text.target")
+    if text.joint:
+        both = train_tokeniser(one.kind, sources + targets, size=one.size, lowercase=one.lowercase)
+        return both, both
+    return (
+        train_tokeniser(one.kind, sources, size=one.size, lowercase=one.lowercase),
+        train_tokeniser(other.kind, targets, size=other.size, lowercase=other.lowercase),
+    )
+
+
+def prepare(recipe: Recipe, folder: Path) -> Task:
+    """Reads the data and trains the tokenisers, or takes those that the run's folder already has."""
+    pairs = read_part(recipe.data, "train")
+    if (folder / SOURCE).is_file() and (folder / TARGET).is_file():
+        source, target = Tokeniser.load(folder / SOURCE), Tokeniser.load(folder / TARGET)
+    else:
+        source, target = tokenisers(recipe.text, pairs)
+    s = model_spec(recipe, source=source.size, target=target.size, start=target.start, end=target.end)
+    valid = group(read_part(recipe.data, "valid"))
+    if recipe.valid.unseen:
+        seen = {p.source for p in pairs}
+        valid = [e for e in valid if e.source not in seen]
+    if not valid:
+        raise InputError("no validation examples are left; see data.valid, data.hold_out and valid.unseen")
+    if recipe.valid.examples is not None and recipe.valid.examples < len(valid):
+        valid = [valid[i * len(valid) // recipe.valid.examples] for i in range(recipe.valid.examples)]
+    assert s.source is not None
+    how = Decoding(unknown=recipe.data.unknown)  # what cannot be read is said before training, not hours into it
+    source_ids(source, [e.source for e in valid], [e.where for e in valid], s.source.length - 1, how)
+    return Task(_encode(recipe, pairs, source, target, s), valid, source, target, s)
+
+
+def _encode(recipe: Recipe, pairs: list[Pair], source: Tokeniser, target: Tokeniser, s: spec.Model) -> EncodedPairs:
+    assert s.source is not None
+    assert s.target is not None
+    sources, targets = source.encode_batch([p.source for p in pairs]), target.encode_batch([p.target for p in pairs])
+    limits = s.source.length - 1, s.target.length - 1
+    fits = [len(a) <= limits[0] and len(b) <= limits[1] for a, b in zip(sources, targets, strict=True)]
+    if not all(fits) and recipe.data.too_long == "refuse":
+        i = fits.index(False)
+        said = f"{len(sources[i])} and {len(targets[i])} tokens, and the model takes at most {limits[0]}"
+        raise InputError(f"{pairs[i].where}: {said}; set a larger model.length, or data.too_long: drop")
+    kept = [i for i, fit in enumerate(fits) if fit]
+    if not kept:
+        raise InputError("every training pair is longer than model.length; set a larger one")
+    return EncodedPairs([sources[i] for i in kept], [targets[i] for i in kept])

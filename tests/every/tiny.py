@@ -1,0 +1,121 @@
+"""Tiny models of every registered family and of every variant that its Shape names. No family is named here."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qkv import spec
+from qkv.families import family, names
+from qkv.nn import Decoder, Encoder, EncoderDecoder, Ragged, build
+
+VOCABULARY = 13
+SMALL = {"width": 12, "hidden": 24, "heads": 2, "layers": 2, "length": 16}  # by the end of a field's name
+
+
+@dataclass(frozen=True)
+class Case:
+    """A family with one field of its shape set to one of its choices."""
+
+    name: str
+    shape: Any
+
+    def spec(self) -> spec.Model:
+        module = family(self.name)
+        wanted = inspect.signature(module.spec).parameters
+        sizes = {key: VOCABULARY for key in ("source", "target", "vocabulary") if key in wanted}
+        made: spec.Model = module.spec(self.shape, **sizes)
+        return made
+
+    def model(self) -> Encoder | Decoder | EncoderDecoder:
+        """In double precision, so that equal means equal; biases and gains drawn, for zeros and ones hide mistakes."""
+        torch.manual_seed(1)
+        model = build(self.spec()).double().eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.1 * torch.randn_like(parameter))
+        return model
+
+
+def _shrunk(shape: Any) -> Any:
+    small = {}
+    for field in fields(shape):
+        is_number = isinstance(getattr(shape, field.name), int) and not isinstance(getattr(shape, field.name), bool)
+        for ending, size in SMALL.items():
+            if is_number and field.name.endswith(ending):
+                small[field.name] = size
+    return replace(shape, **small)
+
+
+def _choices(hint: Any) -> tuple[Any, ...]:
+    if typing.get_origin(hint) is typing.Literal:
+        return typing.get_args(hint)
+    return (False, True) if hint is bool else ()
+
+
+def _cases() -> Iterator[tuple[str, Case]]:
+    for name in names():
+        module = family(name)
+        shape = _shrunk(next(iter(module.SIZES.values())))
+        yield name, Case(name, shape)
+        for key, hint in typing.get_type_hints(module.Shape).items():
+            for choice in _choices(hint):
+                if choice != getattr(shape, key):
+                    yield f"{name}-{key}={choice}", Case(name, replace(shape, **{key: choice}))
+
+
+CASES = dict(_cases())
+
+
+def with_decoder() -> dict[str, Case]:
+    return {name: case for name, case in CASES.items() if case.spec().decoder is not None}
+
+
+def with_stack() -> dict[str, Case]:
+    """Those whose attention over whole sequences goes through a choice of kernels."""
+
+    def stacked(s: spec.Model) -> bool:
+        return isinstance(s.encoder, spec.Stack) or isinstance(s.decoder, spec.Stack)
+
+    return {name: case for name, case in CASES.items() if stacked(case.spec())}
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Pairs of sequences; a model without encoder or decoder takes one of the two."""
+
+    sources: list[Tensor]
+    targets: list[Tensor]
+
+    @staticmethod
+    def random(sources: list[int], targets: list[int]) -> Batch:
+        ids = partial(torch.randint, 0, VOCABULARY, generator=torch.Generator().manual_seed(3))
+        return Batch([ids((n,)) for n in sources], [ids((n,)) for n in targets])
+
+    def take(self, rows: list[int]) -> Batch:
+        return Batch([self.sources[i] for i in rows], [self.targets[i] for i in rows])
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+
+def outputs(model: Any, batch: Batch) -> list[Tensor]:
+    """The model's output, cut into one tensor a sequence."""
+    source, target = Ragged.pack(batch.sources), Ragged.pack(batch.targets)
+    if isinstance(model, EncoderDecoder):
+        return target.like(model(source, target)).sequences()
+    ids = source if isinstance(model, Encoder) else target
+    out = model(ids)
+    return ids.like(out).sequences() if len(out) == ids.layout.total else list(out)
+
+
+def begin(model: Any, batch: Batch, rows: int, limit: int) -> Any:
+    memory = model.encode(Ragged.pack(batch.sources)) if isinstance(model, EncoderDecoder) else None
+    return model.begin(memory, rows=rows, limit=limit)

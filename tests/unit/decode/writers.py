@@ -1,0 +1,63 @@
+"""Small random models and a model whose every probability is written down."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from qkv import families, spec
+from qkv.nn import EncoderDecoder, Ragged, build
+
+
+def tiny(family: str, seed: int = 0, vocabulary: int = 11) -> EncoderDecoder:
+    """A random model, sharp enough that its outputs differ in probability."""
+    torch.manual_seed(seed)
+    module = families.family(family)
+    small = {"width": 16, "hidden": 16, "layers": 1, "heads": 2 if family == "transformer" else 1, "length": 40}
+    model = build(module.spec(replace(next(iter(module.SIZES.values())), **small), source=9, target=vocabulary))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2.0)
+    return model.eval()
+
+
+def sources(*lengths: int) -> Ragged:
+    chance = torch.Generator().manual_seed(sum(lengths))
+    return Ragged.pack([torch.cat([torch.randint(4, 9, (n,), generator=chance), torch.tensor([3])]) for n in lengths])
+
+
+@dataclass
+class Walk:
+    """A state that only counts steps and remembers what was read."""
+
+    position: int
+    read: list[list[int]]
+
+    def reorder(self, rows: Tensor) -> None:
+        self.read = [list(self.read[i]) for i in rows.tolist()]
+
+
+class Written:
+    """A stand-in for a model: the distribution after any prefix is looked up in a table of log-probabilities."""
+
+    def __init__(self, table: dict[tuple[int, ...], dict[int, float]], vocabulary: int, end: int = 3):
+        self.table, self.vocabulary = table, vocabulary
+        self.spec = spec.Model(family="written", end=end)
+        self.head = torch.nn.Module()
+        self.head.linear = torch.nn.Linear(1, vocabulary)
+
+    def encode(self, source: Ragged) -> Ragged:
+        return source
+
+    def begin(self, _memory: Ragged, rows: int, _limit: int) -> Walk:
+        return Walk(0, [[] for _ in range(rows)])
+
+    def step(self, tokens: Tensor, state: Walk) -> tuple[Tensor, Walk]:
+        read = [[*before, token] for before, token in zip(state.read, tokens.tolist(), strict=True)]
+        logits = torch.full((len(read), self.vocabulary), -30.0)
+        for row, prefix in enumerate(read):
+            for token, probability in self.table.get(tuple(prefix[1:]), {self.spec.end: 1.0}).items():
+                logits[row, token] = torch.tensor(probability).log()
+        return logits, Walk(state.position + 1, read)

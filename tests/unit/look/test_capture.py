@@ -1,0 +1,253 @@
+"""Capture: every row sums to one, nothing else changes, and nothing is left behind."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+from qkv import nn, spec
+from qkv.errors import InputError
+from qkv.families import family
+from qkv.look import capture
+from qkv.look.capture import attentions
+from qkv.nn import Ragged
+
+SOURCES, TARGETS = [5, 2, 7], [3, 6, 1]  # neither sorted nor alike, so that order and cropping show
+TRANSFORMER: dict[str, Any] = {"width": 16, "heads": 4, "layers": 2, "hidden": 24, "dropout": 0.0}
+RNN: dict[str, Any] = {"width": 12, "hidden": 16, "heads": 2, "dropout": 0.0}
+SCORES = ["dot", "scaled_dot", "bilinear", "additive", "mlp"]
+MODELS = [("transformer", TRANSFORMER), *(("rnn", RNN | {"attention": score}) for score in SCORES)]
+every_model = pytest.mark.parametrize(("name", "shape"), MODELS, ids=lambda v: v if isinstance(v, str) else None)
+
+
+def make(name: str, shape: dict[str, Any]) -> Any:
+    torch.manual_seed(0)
+    f = family(name)
+    first = next(iter(f.SIZES.values()))
+    return nn.build(f.spec(dataclasses.replace(first, **shape), source=20, target=30))
+
+
+def batch() -> tuple[Ragged, Ragged]:
+    torch.manual_seed(1)
+    pack = Ragged.pack
+    return pack(torch.randint(4, 20, (n,)) for n in SOURCES), pack(torch.randint(4, 30, (n,)) for n in TARGETS)
+
+
+@every_model
+def test_rows_sum_to_one_and_maps_are_cropped_in_batch_order(name: str, shape: dict[str, Any]) -> None:
+    model = make(name, shape)
+    with capture(model) as maps:
+        model(*batch())
+    assert maps
+    for layer, sequences in maps.items():
+        queries = SOURCES if layer.startswith("encoder") else TARGETS
+        keys = TARGETS if layer.startswith("decoder") and name != "rnn" and layer.endswith("attention") else SOURCES
+        assert [tuple(s.shape) for s in sequences] == [
+            (shape["heads"], n, m) for n, m in zip(queries, keys, strict=True)
+        ]
+        for weights in sequences:
+            assert weights.dtype == torch.float32
+            assert not weights.requires_grad
+            assert torch.allclose(weights.sum(-1), torch.ones(weights.shape[:2]), atol=1e-5)
+
+
+@every_model
+def test_capture_changes_no_output_and_gradients_flow(name: str, shape: dict[str, Any]) -> None:
+    model = make(name, shape)
+    source, target = batch()
+    plain = model(source, target)
+    plain.square().sum().backward()
+    gradients = {n: p.grad.clone() for n, p in model.named_parameters()}
+    model.zero_grad()
+    with capture(model):
+        watched = model(source, target)
+    assert torch.allclose(watched, plain, atol=1e-6)
+    watched.square().sum().backward()
+    for n, p in model.named_parameters():
+        assert torch.allclose(p.grad, gradients[n], atol=1e-4), n
+
+
+@every_model
+def test_a_sentences_map_does_not_depend_on_its_batch_mates(name: str, shape: dict[str, Any]) -> None:
+    model = make(name, shape)
+    source, target = batch()
+    with capture(model) as together:
+        model(source, target)
+    for i, (s, t) in enumerate(zip(source.sequences(), target.sequences(), strict=True)):
+        with capture(model) as alone:
+            model(Ragged.pack([s]), Ragged.pack([t]))
+        for layer in together:
+            assert torch.allclose(together[layer][i], alone[layer][0], atol=1e-6), layer
+
+
+@every_model
+def test_stepping_gives_the_map_of_the_whole_forward(name: str, shape: dict[str, Any]) -> None:
+    model = make(name, shape).eval()
+    source = batch()[0]
+    target = torch.randint(4, 30, (len(SOURCES), 4))
+    with torch.inference_mode(), capture(model) as whole:
+        model(source, Ragged.pack(target))
+    with torch.inference_mode(), capture(model) as stepped:
+        state = model.begin(model.encode(source), rows=len(SOURCES), limit=4)
+        for tokens in target.T:
+            _, state = model.step(tokens, state)
+    for layer in whole:
+        for a, b in zip(whole[layer], stepped[layer], strict=True):
+            assert torch.allclose(a, b, atol=1e-5), layer  # also where keys came one by one
+
+
+def test_beams_of_a_sentence_are_queries_side_by_side() -> None:
+    model = make("rnn", RNN).eval()
+    source = batch()[0]
+    tokens = torch.tensor([4, 5, 6, 7, 8, 9])
+    with torch.inference_mode(), capture(model) as maps:
+        state = model.begin(model.encode(source), rows=6, limit=4)
+        for _ in range(3):
+            _, state = model.step(tokens, state)
+    assert [tuple(m.shape) for m in maps["decoder.attention"]] == [(2, 3 * 2, m) for m in SOURCES]
+
+
+@every_model
+def test_the_maps_are_those_of_the_last_batch(name: str, shape: dict[str, Any]) -> None:
+    model = make(name, shape)
+    source, target = batch()
+    other = Ragged.pack([torch.tensor([7, 8])]), Ragged.pack([torch.tensor([9])])
+    with capture(model) as once:
+        model(source, target)
+    with capture(model) as twice:
+        model(*other)
+        model(source, target)
+    for layer in once:
+        for a, b in zip(once[layer], twice[layer], strict=True):
+            assert torch.equal(a, b)
+
+
+def test_encoding_the_next_sentences_drops_what_was_stepped_before() -> None:
+    model = make("rnn", RNN).eval()
+    with torch.inference_mode(), capture(model) as maps:
+        for _ in range(2):
+            state = model.begin(model.encode(batch()[0]), rows=3, limit=4)
+            model.step(torch.tensor([4, 5, 6]), state)
+        assert [m.shape[1] for m in maps["decoder.attention"]] == [1, 1, 1]
+
+
+def test_decoding_anew_from_one_encoding_keeps_the_encoders_maps() -> None:
+    model = make("transformer", TRANSFORMER)
+    source, target = batch()
+    with capture(model) as maps:
+        memory = model.encode(source)
+        for _ in range(2):
+            model.decode(memory, target)
+    assert [m.shape[1] for m in maps["encoder.0.attention"]] == SOURCES
+    assert [m.shape[1] for m in maps["decoder.0.cross"]] == TARGETS
+
+
+def test_clear_forgets() -> None:
+    model = make("rnn", RNN)
+    with capture(model) as maps:
+        model(*batch())
+        maps.clear()
+    assert maps["decoder.attention"] == []
+
+
+def test_names_are_those_of_the_parts() -> None:
+    blocks = [f"decoder.{i}.{part}" for i in range(2) for part in ("attention", "cross")]
+    assert list(attentions(make("transformer", TRANSFORMER))) == ["encoder.0.attention", "encoder.1.attention", *blocks]
+    assert list(attentions(make("rnn", RNN))) == ["decoder.attention"]
+
+
+@pytest.mark.parametrize("layers", ["decoder.*.cross", ["decoder.0.cross", "decoder.1.cross"], ("*.cross",)])
+def test_only_the_layers_that_are_asked_for_are_watched(layers: Any) -> None:
+    model = make("transformer", TRANSFORMER)
+    with capture(model, layers=layers) as maps:
+        watched = {name for name, module in attentions(model).items() if module.sink is not None}
+        model(*batch())
+    assert set(maps) == watched == {"decoder.0.cross", "decoder.1.cross"}
+
+
+def test_only_the_heads_that_are_asked_for_are_kept() -> None:
+    model = make("transformer", TRANSFORMER)
+    with capture(model) as every, capture(model, heads=[3, 1]) as some:
+        model(*batch())
+    for layer in every:
+        for a, b in zip(every[layer], some[layer], strict=True):
+            assert torch.equal(a[[3, 1]], b)
+
+
+def test_an_unknown_layer_is_refused_and_the_nearest_named() -> None:
+    model = make("transformer", TRANSFORMER)
+    with pytest.raises(InputError, match=r"'decoder\.0\.crosss'; did you mean 'decoder\.0\.cross'"):
+        capture(model, layers="decoder.0.crosss").__enter__()
+    none = make("rnn", RNN | {"attention": "none"})
+    with pytest.raises(InputError, match="no attention"):
+        capture(none, layers="decoder.attention").__enter__()
+    assert all(module.sink is None for module in attentions(model).values())
+
+
+@pytest.mark.parametrize("heads", [[4], [-1], []])
+def test_a_head_that_is_not_there_is_refused(heads: list[int]) -> None:
+    with pytest.raises(InputError, match="heads"):
+        capture(make("transformer", TRANSFORMER), heads=heads).__enter__()
+
+
+def test_a_model_without_attention_has_no_maps() -> None:
+    model = make("rnn", RNN | {"attention": "none"})
+    with capture(model) as maps:
+        model(*batch())
+    assert len(maps) == 0
+
+
+def stop(*_: Any) -> None:
+    raise RuntimeError("stop")
+
+
+def test_what_was_there_is_back_after_an_exception() -> None:
+    model = make("transformer", TRANSFORMER)
+    seen: list[int] = []
+    watched = model.decoder.blocks[0].cross
+    watched.sink = earlier = lambda weights, *_: seen.append(len(weights))
+    model.head.register_forward_hook(stop)
+    with pytest.raises(RuntimeError, match="stop"), capture(model):
+        model(*batch())
+    assert watched.sink is earlier
+    assert seen == [3]  # who watched before went on watching
+    assert [m.sink for m in attentions(model).values() if m is not watched] == [None] * 5
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_a_map_holds_no_more_memory_than_it_shows() -> None:
+    model = make("transformer", TRANSFORMER)
+    with capture(model) as maps:
+        model(*batch())
+    short = maps["encoder.0.attention"][1]
+    assert short.untyped_storage().nbytes() == short.numel() * 4
+
+
+def test_a_classifiers_learned_query_and_a_language_model_are_watched_too() -> None:
+    s = make("transformer", TRANSFORMER).spec
+    pool = spec.Attention(width=16, score="additive", project=False)
+    head = spec.Head(kind="sequence", width=16, outputs=3, pool=pool)
+    classifier = nn.build(spec.Model(family="test", encoder=s.encoder, source=s.source, head=head))
+    with capture(classifier) as maps:
+        classifier(batch()[0])
+    assert [tuple(m.shape) for m in maps["head.pool.attention"]] == [(1, 1, m) for m in SOURCES]
+    alone = spec.replace(s.decoder, block=spec.replace(s.decoder.block, cross=None))
+    writer = nn.build(spec.Model(family="test", decoder=alone, target=s.target, head=s.head))
+    with capture(writer) as maps:
+        for _ in range(2):
+            writer(batch()[1])
+    assert [tuple(m.shape) for m in maps["decoder.1.attention"]] == [(4, n, n) for n in TARGETS]
+    assert all(torch.equal(m, m.tril()) for m in maps["decoder.1.attention"])
+
+
+def test_a_bare_part_can_be_watched() -> None:
+    stack = make("transformer", TRANSFORMER).encoder
+    x = Ragged.pack(torch.randn(n, 16) for n in SOURCES)
+    with capture(stack) as maps:
+        for _ in range(2):
+            stack(x)
+    assert list(maps) == ["0.attention", "1.attention"]
+    assert [m.shape[1] for m in maps["0.attention"]] == SOURCES

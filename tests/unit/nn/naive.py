@@ -1,0 +1,46 @@
+"""Attention written from the formulas, one query and one key at a time: slow, and hard to get wrong."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from qkv.nn.score import Score
+
+
+def raw_score(score: Score, head: int, query: Tensor, key: Tensor) -> Tensor:
+    """g(k, q) of one head, as the slides print it."""
+    if score.kind == "dot":
+        return torch.dot(key, query)
+    if score.kind == "scaled_dot":
+        return torch.dot(key, query) / math.sqrt(len(key))
+    if score.kind == "bilinear":
+        return key @ score.matrix[head] @ query
+    joint = torch.cat([score.from_key[head], score.from_query[head]]).T  # W of W [k; q]
+    hidden = joint @ torch.cat([key, query])
+    vector = score.vector[head, :, 0]
+    if score.kind == "additive":
+        return vector @ torch.tanh(hidden)
+    first = torch.relu(hidden + score.bias[head, 0, 0])
+    return vector @ torch.relu(score.inner[head].T @ first + score.inner_bias[head, 0, 0])
+
+
+def one_sequence(score: Score, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    """[N, H, query], [M, H, key], [M, H, value] -> [N, H, value]"""
+    rows = []
+    for i in range(len(q)):
+        keys = range(i + 1) if causal else range(len(k))
+        for head in range(q.shape[1]):
+            e = torch.stack([raw_score(score, head, q[i, head], k[j, head]) for j in keys])
+            w = e.exp() / e.exp().sum()
+            rows.append(sum(w[n] * v[j, head] for n, j in enumerate(keys)))
+    return torch.stack(rows).view(len(q), q.shape[1], -1)
+
+
+def naive_attend(
+    score: Score, q: Tensor, k: Tensor, v: Tensor, queries: list[int], keys: list[int], causal: bool
+) -> Tensor:
+    parts = zip(q.split(queries), k.split(keys), v.split(keys), strict=True)
+    return torch.cat([one_sequence(score, *part, causal) for part in parts])

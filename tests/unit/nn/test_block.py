@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from qkv import spec
+from qkv.nn import Ragged
+from qkv.nn.block import Block
+from qkv.nn.feedforward import FeedForward
+from qkv.nn.mask import Full
+from qkv.nn.norm import norm
+from qkv.nn.stack import Encoded, Stack
+
+X = Ragged.of(torch.randn(7, 6, generator=torch.Generator().manual_seed(1)), [3, 4])
+MEMORY = Ragged.of(torch.randn(5, 6, generator=torch.Generator().manual_seed(2)), [1, 4])
+
+
+def block_of(**fields: object) -> Block:
+    attention = spec.Attention(width=6, heads=2)
+    feedforward = spec.FeedForward(width=6, hidden=9)
+    block = Block(spec.Block(**{"attention": attention, "feedforward": feedforward, "cross": attention} | fields))
+    for module in block.modules():
+        if isinstance(module, nn.LayerNorm):  # gains of one and shifts of zero hide mistakes
+            nn.init.normal_(module.weight)
+            nn.init.normal_(module.bias)
+    return block
+
+
+def sublayers(block: Block) -> list[tuple[nn.Module, object]]:
+    return [
+        (block.around_attention.norm, lambda y: block.attention(X.like(y)).values),
+        (block.around_cross.norm, lambda y: block.cross(X.like(y), MEMORY).values),
+        (block.around_feedforward.norm, block.feedforward),
+    ]
+
+
+def test_post_norm_normalises_the_sum() -> None:
+    block, x = block_of(norm_first=False), X.values
+    for normalise, f in sublayers(block):
+        x = normalise(x + f(x))
+    torch.testing.assert_close(block(X, Full(), MEMORY).values, x)
+
+
+def test_pre_norm_normalises_what_goes_into_the_sublayer() -> None:
+    block, x = block_of(norm_first=True), X.values
+    for normalise, f in sublayers(block):
+        x = x + f(normalise(x))
+    torch.testing.assert_close(block(X, Full(), MEMORY).values, x)
+
+
+def test_a_pre_norm_stack_ends_in_a_norm_when_asked() -> None:
+    attention, feedforward = spec.Attention(width=6), spec.FeedForward(width=6, hidden=9)
+    block = spec.Block(attention=attention, feedforward=feedforward, norm_first=True)
+    stack = Stack(spec.Stack(block=block, depth=2, final_norm=True))
+    torch.testing.assert_close(stack(X).hidden.values.mean(-1), torch.zeros(7))
+
+
+def test_a_stack_applies_its_blocks_in_order() -> None:
+    block = spec.Block(attention=spec.Attention(width=6), feedforward=spec.FeedForward(width=6, hidden=9))
+    stack, x = Stack(spec.Stack(block=block, depth=3)), X
+    for layer in stack.blocks:
+        x = layer(x, Full())
+    assert torch.equal(stack(X, Encoded(MEMORY)).hidden.values, x.values)
+
+
+def test_dropout_is_off_in_eval() -> None:
+    block = block_of(dropout=0.5).eval()
+    assert torch.equal(block(X, Full(), MEMORY).values, block(X, Full(), MEMORY).values)
+
+
+def test_dropout_is_on_in_training() -> None:
+    block = block_of(dropout=0.5)
+    assert not torch.equal(block(X, Full(), MEMORY).values, block(X, Full(), MEMORY).values)
+
+
+def test_rms_norm_divides_by_the_root_mean_square() -> None:
+    module = norm(spec.Norm(kind="rms", epsilon=0.01), 6)
+    naive = X.values / (X.values.square().mean(-1, keepdim=True) + 0.01).sqrt()
+    torch.testing.assert_close(module(X.values), naive)
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    return 0.5 * x * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)))
+
+
+FORMULAS = {
+    "relu": lambda x: x.clamp(min=0),
+    "gelu": lambda x: x * 0.5 * (1 + torch.erf(x / 2**0.5)),
+    "gelu_tanh": gelu_tanh,
+    "silu": lambda x: x / (1 + torch.exp(-x)),
+}
+
+
+@pytest.mark.parametrize("activation", FORMULAS)
+def test_feed_forward_is_its_formula(activation: str) -> None:
+    module = FeedForward(spec.FeedForward(width=6, hidden=9, activation=activation))
+    hidden = FORMULAS[activation](X.values @ module.up.weight.T + module.up.bias)
+    torch.testing.assert_close(module(X.values), hidden @ module.down.weight.T + module.down.bias)
+
+
+@pytest.mark.parametrize("activation", FORMULAS)
+def test_gated_feed_forward_is_its_formula(activation: str) -> None:
+    module = FeedForward(spec.FeedForward(width=6, hidden=9, activation=activation, gated=True, bias=False))
+    assert module.gate is not None
+    hidden = FORMULAS[activation](X.values @ module.gate.weight.T) * (X.values @ module.up.weight.T)
+    torch.testing.assert_close(module(X.values), hidden @ module.down.weight.T)
+
+
+def test_feed_forward_without_bias_has_none() -> None:
+    module = FeedForward(spec.FeedForward(width=6, hidden=9, bias=False))
+    torch.testing.assert_close(module(X.values), F.relu(X.values @ module.up.weight.T) @ module.down.weight.T)

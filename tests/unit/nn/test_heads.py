@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from qkv.nn import Ragged
+from qkv.nn.heads import AttentionPool, LanguageModelHead, SequenceHead
+from qkv.spec import Attention, Head
+
+HIDDEN = Ragged.of(torch.randn(9, 6, generator=torch.Generator().manual_seed(1)), [4, 1, 4])
+
+
+def test_attention_pooling_is_a_softmax_weighted_sum_of_the_states() -> None:
+    pool = AttentionPool(Attention(width=6, score="dot", project=False))
+    naive = [torch.softmax(h @ pool.query, 0) @ h for h in HIDDEN.sequences()]
+    torch.testing.assert_close(pool(HIDDEN), torch.stack(naive))
+
+
+def test_attention_pooling_with_several_heads_pools_each_part_by_its_own_weights() -> None:
+    pool = AttentionPool(Attention(width=6, heads=2, score="dot", project=False))
+    naive = [
+        torch.cat([torch.softmax(h[:, part] @ pool.query[part], 0) @ h[:, part] for part in (slice(3), slice(3, 6))])
+        for h in HIDDEN.sequences()
+    ]
+    torch.testing.assert_close(pool(HIDDEN), torch.stack(naive))
+
+
+@pytest.mark.parametrize("score", ["scaled_dot", "bilinear", "additive", "mlp"])
+def test_a_pooled_sequence_does_not_depend_on_its_batch_mates(score: str) -> None:
+    pool = AttentionPool(Attention(width=6, heads=2, score=score, project=False))
+    alone = torch.cat([pool(Ragged.pack([h])) for h in HIDDEN.sequences()])
+    torch.testing.assert_close(pool(HIDDEN), alone)
+
+
+def test_a_sequence_head_without_pool_reads_the_first_token() -> None:
+    head = SequenceHead(Head(kind="sequence", width=6, outputs=3, bias=True))
+    firsts = torch.stack([h[0] for h in HIDDEN.sequences()])
+    torch.testing.assert_close(head(HIDDEN), head.linear(firsts))
+
+
+def test_a_sequence_head_with_pool_reads_the_pooled_vector() -> None:
+    pool = Attention(width=6, score="additive", project=False)
+    head = SequenceHead(Head(kind="sequence", width=6, outputs=3, pool=pool))
+    assert head.pool is not None
+    torch.testing.assert_close(head(HIDDEN), head.linear(head.pool(HIDDEN)))
+
+
+def test_a_language_model_head_is_one_linear_map_for_each_token() -> None:
+    head = LanguageModelHead(Head(kind="lm", width=6, outputs=3, bias=True))
+    naive = torch.stack([head.linear.weight @ h + head.linear.bias for h in HIDDEN.values])
+    torch.testing.assert_close(head(HIDDEN.values), naive)

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from qkv import spec
+from qkv.families import family
+from qkv.nn import Decoder, Encoder, EncoderDecoder, Ragged, build
+
+transformer = family("transformer")
+BLOCK = spec.Block(attention=spec.Attention(width=8, heads=2), feedforward=spec.FeedForward(width=8, hidden=12))
+EMBED = spec.Embed(vocabulary=11, width=8)
+LM = spec.Head(kind="lm", width=8, outputs=11)
+IDS = Ragged.of(torch.arange(7), [3, 4])
+
+
+def pair(**fields: object) -> spec.Model:
+    shape = transformer.Shape(**{"width": 8, "heads": 2, "layers": 1, "hidden": 12} | fields)
+    return transformer.spec(shape, source=11, target=11)
+
+
+def test_a_spec_with_an_encoder_alone_builds_an_encoder() -> None:
+    model = build(spec.Model(family="test", source=EMBED, encoder=spec.Stack(block=BLOCK, depth=1)))
+    assert isinstance(model, Encoder)
+
+
+def test_a_spec_with_a_decoder_alone_builds_a_decoder() -> None:
+    stack = spec.Stack(block=BLOCK, depth=1, causal=True)
+    assert isinstance(build(spec.Model(family="test", target=EMBED, decoder=stack, head=LM)), Decoder)
+
+
+def test_a_spec_with_both_builds_an_encoder_decoder() -> None:
+    assert isinstance(build(pair()), EncoderDecoder)
+
+
+def test_a_tied_head_is_the_target_embedding_itself() -> None:
+    model = build(pair())
+    assert model.head.linear.weight is model.target.tokens.weight
+
+
+def test_a_shared_vocabulary_is_one_table() -> None:
+    model = build(pair(shared=True))
+    assert model.source.tokens.weight is model.target.tokens.weight
+
+
+def test_vocabularies_that_are_not_shared_are_two_tables() -> None:
+    model = build(pair(shared=False))
+    assert model.source.tokens.weight is not model.target.tokens.weight
+
+
+def test_tied_weights_stay_one_tensor_after_a_state_dict_is_loaded() -> None:
+    model = build(pair(shared=True))
+    model.load_state_dict(build(pair(shared=True)).state_dict())
+    assert model.head.linear.weight is model.source.tokens.weight
+
+
+def test_tie_makes_one_tensor_again_after_weights_were_replaced() -> None:
+    model = build(pair(shared=True))
+    model.target.tokens.weight = torch.nn.Parameter(torch.randn(11, 8))
+    model.tie()
+    assert model.head.linear.weight is model.source.tokens.weight is model.target.tokens.weight
+
+
+def test_a_model_that_writes_is_refused_without_a_language_model_head() -> None:
+    with pytest.raises(ValueError, match="head of kind 'lm'"):
+        build(spec.replace(pair(), head=None))
+
+
+def test_a_model_that_writes_is_refused_with_a_sequence_head() -> None:
+    with pytest.raises(ValueError, match="head of kind 'lm'"):
+        build(spec.replace(pair(), head=spec.Head(kind="sequence", width=8, outputs=3)))
+
+
+def test_a_dot_score_between_states_of_unequal_width_is_refused() -> None:
+    rnn = family("rnn")
+    model = rnn.spec(rnn.Shape(width=4, hidden=6, attention="dot"), source=11, target=11)
+    uneven = spec.replace(model.decoder, attention=spec.replace(model.decoder.attention, width=7))
+    with pytest.raises(ValueError, match="of one size"):
+        build(spec.replace(model, decoder=uneven))
+
+
+@pytest.mark.parametrize("missing", ["source", "target"])
+def test_a_spec_without_its_embedding_is_refused(missing: str) -> None:
+    with pytest.raises((AssertionError, ValueError)):
+        build(spec.replace(pair(), **{missing: None}))
+
+
+def test_an_encoder_without_a_head_gives_a_vector_for_each_token() -> None:
+    model = build(spec.Model(family="test", source=EMBED, encoder=spec.Stack(block=BLOCK, depth=1)))
+    assert model(IDS).shape == (7, 8)
+
+
+def test_an_encoder_with_a_sequence_head_gives_logits_for_each_sequence() -> None:
+    head = spec.Head(kind="sequence", width=8, outputs=3)
+    model = build(spec.Model(family="test", source=EMBED, encoder=spec.Stack(block=BLOCK, depth=1), head=head))
+    assert model(IDS).shape == (2, 3)
+
+
+def test_a_decoder_alone_steps_to_the_logits_of_its_forward() -> None:
+    stack = spec.Stack(block=BLOCK, depth=2, causal=True)
+    model = build(spec.Model(family="test", target=EMBED, decoder=stack, head=LM)).double()
+    ids = Ragged.of(torch.arange(8), [4, 4])
+    state, logits = model.begin(None, rows=2, limit=4), []
+    for tokens in ids.values.view(2, 4).T:
+        step, state = model.step(tokens, state)
+        logits.append(step)
+    torch.testing.assert_close(torch.stack(logits, 1).flatten(0, 1), model(ids))
+
+
+def test_dropout_of_a_whole_model_is_off_in_eval() -> None:
+    model = build(pair(dropout=0.5, attention_dropout=0.5)).eval()
+    assert torch.equal(model(IDS, IDS), model(IDS, IDS))
+
+
+def test_every_layer_has_weights_of_its_own() -> None:
+    first, second = build(pair(layers=2)).encoder.blocks
+    assert not torch.equal(first.attention.q.weight, second.attention.q.weight)

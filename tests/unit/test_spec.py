@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import json
+from dataclasses import FrozenInstanceError
+
+import pytest
+
+from qkv import spec
+from qkv.errors import InputError
+
+MODEL = spec.Model(
+    family="test",
+    encoder=spec.Recurrent(width=4, hidden=3),
+    decoder=spec.RecurrentDecoder(width=4, memory=6, hidden=5, attention=spec.Attention(width=5, memory=6, heads=1)),
+    source=spec.Embed(vocabulary=9, width=4, norm=spec.Norm(kind="rms")),
+    target=spec.Embed(vocabulary=8, width=4, dropout=0.1),
+    head=spec.Head(kind="lm", width=5, outputs=8),
+)
+
+
+def changed(**fields: object) -> str:
+    return json.dumps(json.loads(spec.to_json(MODEL)) | fields)
+
+
+def test_a_spec_comes_back_from_json_as_it_was() -> None:
+    assert spec.from_json(spec.to_json(MODEL)) == MODEL
+
+
+def test_a_spec_cannot_be_changed() -> None:
+    with pytest.raises(FrozenInstanceError):
+        MODEL.start = 7  # type: ignore[misc]
+
+
+def test_a_spec_is_hashable() -> None:
+    assert len({MODEL, spec.from_json(spec.to_json(MODEL))}) == 1
+
+
+def test_text_that_is_not_json_is_refused_with_its_line() -> None:
+    with pytest.raises(InputError, match=r"model\.json: not JSON \(line 2\)"):
+        spec.from_json("{\n oops", "model.json")
+
+
+def test_json_that_is_no_model_is_refused() -> None:
+    with pytest.raises(InputError, match="holds a Norm, not a Model"):
+        spec.from_json('{"type": "Norm"}')
+
+
+@pytest.mark.parametrize("text", ["[]", "3", "null", '"Model"'])
+def test_json_that_is_no_object_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="not a Model"):
+        spec.from_json(text)
+
+
+def test_an_unknown_type_is_refused_with_the_nearest_known_one() -> None:
+    with pytest.raises(InputError, match="did you mean 'Model'"):
+        spec.from_json('{"type": "Modle"}')
+
+
+def test_an_unknown_field_is_refused_with_the_nearest_known_one() -> None:
+    with pytest.raises(InputError, match="Model has no field 'sorce'; did you mean 'source'"):
+        spec.from_json(changed(sorce=None))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("start", "2"), ("start", True), ("start", 1.5), ("shared", 1), ("family", None), ("source", "none")],
+)
+def test_a_value_of_the_wrong_type_is_refused_by_name(key: str, value: object) -> None:
+    with pytest.raises(InputError, match=rf"Model\.{key} cannot be"):
+        spec.from_json(changed(**{key: value}))
+
+
+def test_a_value_outside_its_choices_is_refused() -> None:
+    head = {"type": "Head", "kind": "poem", "width": 5, "outputs": 8}
+    with pytest.raises(InputError, match=r"Head\.kind cannot be 'poem'"):
+        spec.from_json(changed(head=head))
+
+
+def test_a_part_in_the_place_of_another_is_refused() -> None:
+    with pytest.raises(InputError, match=r"Model\.head cannot be"):
+        spec.from_json(changed(head={"type": "Norm"}))
+
+
+def test_a_missing_field_is_refused_by_name() -> None:
+    with pytest.raises(InputError, match="outputs"):
+        spec.from_json(changed(head={"type": "Head", "kind": "lm", "width": 5}))
+
+
+def test_a_refusal_names_the_place() -> None:
+    with pytest.raises(InputError, match=r"spec: head: unknown type"):
+        spec.from_json(changed(head={"type": "Hat"}))
+
+
+def test_a_whole_number_serves_where_a_fraction_is_asked() -> None:
+    embed = {"type": "Embed", "vocabulary": 8, "width": 4, "dropout": 0}
+    assert spec.from_json(changed(target=embed)).target == spec.Embed(vocabulary=8, width=4)
+
+
+def test_sizes_left_out_follow_from_width_and_heads() -> None:
+    attention = spec.Attention(width=12, heads=3)
+    assert (attention.query_size, attention.key_size, attention.value_size) == (4, 4, 4)
+
+
+def test_without_projection_key_and_value_have_the_memorys_size() -> None:
+    attention = spec.Attention(width=12, memory=6, heads=3, project=False)
+    assert (attention.query_size, attention.key_size, attention.value_size) == (4, 2, 2)
+
+
+def test_the_output_of_a_projected_attention_has_the_askers_width() -> None:
+    assert spec.Attention(width=12, memory=6, heads=3, value=7).output == 12
+
+
+def test_the_output_without_projection_is_the_joined_contexts() -> None:
+    assert spec.Attention(width=12, memory=6, heads=3, project=False).output == 6

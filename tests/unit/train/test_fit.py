@@ -1,0 +1,186 @@
+"""Training: exact resume, the same gradient however a batch is cut, the finished weights, the log."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from words import write_task
+
+from qkv import families
+from qkv.data.batches import EncodedPairs
+from qkv.errors import InputError
+from qkv.nn import build
+from qkv.objectives.seq2seq import inputs, loss
+from qkv.train import fit, read_recipe
+from qkv.weights import load
+from qkv.weights.file import load_tensors
+
+FAMILIES = families.names()
+
+
+def digest(folder: Path) -> str:
+    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+
+
+def run_all(recipe: Path, folder: Path, *changes: str) -> list[object]:
+    return list(fit(read_recipe(recipe, list(changes)), folder, device="cpu"))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("stop_after", [1, 2, 4, 5])
+def test_a_run_stopped_and_resumed_ends_with_the_weights_of_one_never_stopped(tmp_path, family, stop_after):
+    recipe = write_task(tmp_path, family)
+    changes = ["train.save_every=1"]
+    run_all(recipe, tmp_path / "whole", *changes)
+    stopped = fit(read_recipe(recipe, changes), tmp_path / "cut", device="cpu")
+    for _, _record in zip(range(stop_after), stopped, strict=False):
+        pass
+    stopped.close()
+    torch.manual_seed(99)  # the next process starts with another random state
+    run_all(recipe, tmp_path / "cut", *changes)
+    assert digest(tmp_path / "cut") == digest(tmp_path / "whole")
+
+
+def test_a_process_killed_at_any_moment_resumes_to_the_same_bits(tmp_path):
+    recipe = write_task(tmp_path)
+    changes = ["train.steps=60", "train.save_every=2", "valid.every=20"]
+    base = [sys.executable, "-m", "qkv.cli", "train", str(recipe), *changes, "-o"]
+    subprocess.run([*base, str(tmp_path / "whole")], check=True, capture_output=True)
+    command = [*base, str(tmp_path / "cut")]
+    for _ in range(2):  # two kills without warning, wherever they fall once training has begun
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        begun = tmp_path / "cut" / "last.safetensors"
+        before = begun.stat().st_mtime_ns if begun.exists() else 0
+        while process.poll() is None and not (begun.exists() and begun.stat().st_mtime_ns > before):
+            time.sleep(0.005)
+        if process.poll() is None:
+            os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    subprocess.run(command, check=True, capture_output=True)
+    assert digest(tmp_path / "cut") == digest(tmp_path / "whole")
+
+
+def test_the_log_of_a_resumed_run_has_each_step_once(tmp_path):
+    recipe = write_task(tmp_path)
+    stopped = fit(read_recipe(recipe), tmp_path / "run", device="cpu")
+    for record in stopped:
+        if record.kind == "train" and record.step == 9:  # past the last checkpoint, which is at step 8
+            break
+    stopped.close()
+    run_all(recipe, tmp_path / "run")
+    records = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    steps = [r["step"] for r in records if r["kind"] == "train"]
+    assert steps == sorted(set(steps)) == [3, 6, 9, 12]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("parts", [2, 3, 7])
+def test_the_gradient_does_not_depend_on_how_the_batch_is_cut(family, parts):
+    torch.manual_seed(0)
+    module = families.family(family)
+    shape = next(iter(module.SIZES.values()))
+    model = build(module.spec(shape, source=20, target=20)).eval()
+    lengths = [3, 9, 1, 5, 7, 2, 6]
+    batch = EncodedPairs([[4] * n for n in lengths], [[5 + n] * (n + 1) for n in lengths]).take(range(7))
+    gradients = []
+    for cut in (1, parts):
+        model.zero_grad()
+        for part in batch.split(cut):
+            total = loss(model, inputs(part, start=2, end=3), smoothing=0.1)
+            (total / (len(batch.target) + len(batch))).backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-4, atol=1e-6)
+
+
+def test_accumulating_changes_no_weight(tmp_path):
+    recipe = write_task(tmp_path)
+    still = [
+        "model.dropout=0",
+        "train.steps=1",
+        "train.warmup=0",
+        "train.epsilon=0.01",
+    ]  # Adam divides by |g|: not by 0
+    run_all(recipe, tmp_path / "whole", *still)
+    run_all(recipe, tmp_path / "parts", *still, "train.accumulate=3")
+    one, other = (load_tensors(tmp_path / name / "model.safetensors")[0] for name in ("whole", "parts"))
+    for name in one:
+        torch.testing.assert_close(one[name], other[name], rtol=1e-4, atol=1e-6)
+
+
+def test_a_finished_run_is_left_alone(tmp_path):
+    recipe = write_task(tmp_path)
+    run_all(recipe, tmp_path / "run")
+    before = (tmp_path / "run" / "model.safetensors").stat().st_mtime_ns
+    assert run_all(recipe, tmp_path / "run") == []
+    assert (tmp_path / "run" / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_early_stopping_ends_a_run_that_does_not_get_better(tmp_path):
+    recipe = write_task(tmp_path)
+    still = ["train.learning_rate=0", "train.steps=400", "valid.patience=2", "valid.every=2"]
+    records = run_all(recipe, tmp_path / "run", *still)
+    assert records[-1].kind == "finish"
+    assert records[-1].step == 6  # the best is step 2, then two validations without a better one
+
+
+def test_averaged_weights_are_kept_only_where_they_do_no_worse(tmp_path):
+    records = run_all(write_task(tmp_path), tmp_path / "run")
+    best = min(r.values["per"] for r in records if r.kind == "valid")
+    assert records[-1].values["per"] <= best
+
+
+def test_a_tiny_model_learns_to_spell(tmp_path):
+    recipe = write_task(tmp_path, "transformer", train=400)
+    changes = ["train.steps=300", "valid.every=300", "train.warmup=20", "train.average=1", "model.dropout=0"]
+    changes += ["train.batch_tokens=800", "train.learning_rate=0.005", "model.width=64", "model.hidden=128"]
+    changes += ["model.layers=2", "model.norm_first=true", "train.schedule=linear"]
+    records = run_all(recipe, tmp_path / "run", *changes)
+    assert records[-1].values["per"] < 0.10
+
+
+def test_feeding_a_transformer_its_own_outputs_is_refused_before_training(tmp_path):
+    with pytest.raises(InputError, match=r"train\.own.*recurrent"):
+        run_all(write_task(tmp_path), tmp_path / "run", "train.own=0.5")
+
+
+def test_a_recurrent_decoder_trains_on_its_own_outputs_and_resumes_exactly(tmp_path):
+    recipe = write_task(tmp_path, "rnn")
+    changes = ["train.own=0.5", "train.save_every=1"]
+    run_all(recipe, tmp_path / "whole", *changes)
+    stopped = fit(read_recipe(recipe, changes), tmp_path / "cut", device="cpu")
+    next(stopped)
+    stopped.close()
+    run_all(recipe, tmp_path / "cut", *changes)
+    assert digest(tmp_path / "cut") == digest(tmp_path / "whole")
+
+
+def test_another_recipe_does_not_go_on_in_the_folder_of_a_run(tmp_path):
+    recipe = write_task(tmp_path)
+    run_all(recipe, tmp_path / "run")
+    with pytest.raises(InputError, match=r"train\.steps was 12, is 13"):
+        run_all(recipe, tmp_path / "run", "train.steps=13")
+
+
+def test_what_does_not_change_the_numbers_may_change(tmp_path):
+    recipe = write_task(tmp_path)
+    changed = ["train.workers=2", "train.log_every=1"]
+    run_all(recipe, tmp_path / "one")
+    run_all(recipe, tmp_path / "two", *changed)
+    assert digest(tmp_path / "one") == digest(tmp_path / "two")
+    assert run_all(recipe, tmp_path / "one", *changed) == []
+
+
+def test_a_run_folder_is_a_model_folder(tmp_path):
+    run_all(write_task(tmp_path), tmp_path / "run")
+    loaded = load(tmp_path / "run")
+    assert loaded.source.size == loaded.model.spec.source.vocabulary
+    assert not loaded.model.training

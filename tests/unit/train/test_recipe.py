@@ -1,0 +1,89 @@
+"""Recipes: what is written is what is run, and a slip is named."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+from words import write_task
+
+from qkv.errors import InputError
+from qkv.train.recipe import model_spec, peak, read_recipe, shape, to_yaml
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    return write_task(tmp_path)
+
+
+def test_changes_on_the_command_line_win(recipe):
+    read = read_recipe(recipe, ["train.steps=7", "model.width=32", "data.hold_out={test: 0.1}"])
+    assert (read.train.steps, shape(read).width, read.data.hold_out) == (7, 32, {"test": 0.1})
+
+
+def test_a_recipe_written_down_reads_back_the_same(recipe, tmp_path):
+    read = read_recipe(recipe, ["train.betas=[0.8, 0.9]"])
+    (tmp_path / "again.yaml").write_text(to_yaml(read))
+    assert read_recipe(tmp_path / "again.yaml") == read
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("train.stepps=3", r"unknown key 'train\.stepps'; did you mean 'steps'"),
+        ("trian.steps=3", r"unknown key 'trian'; did you mean 'train'"),
+        ("model.widht=3", r"unknown key 'model\.widht'; did you mean 'width'"),
+        ("text.source.kinds=bpe", r"unknown key 'text\.source\.kinds'; did you mean 'kind'"),
+        ("train.steps=many", r"key 'train\.steps' cannot be 'many'"),
+        ("model.family=transfromer", r"no family 'transfromer'; did you mean 'transformer'"),
+        ("model.size=hug", "no size 'hug'"),
+        ("model.width=wide", r"key 'model\.width' cannot be 'wide'"),
+        ("train.schedule=round", r"key 'train\.schedule' cannot be 'round'"),
+        ("nonsense", "written key=value"),
+        ("train.steps.more=1", "steps is a value, not a section"),
+        ("train.steps=[", "not YAML"),
+    ],
+)
+def test_a_slip_in_a_recipe_is_named_with_what_was_meant(recipe, change, said):
+    with pytest.raises(InputError, match=said):
+        read_recipe(recipe, [change])
+
+
+def test_a_missing_key_is_named(tmp_path):
+    path = tmp_path / "r.yaml"
+    path.write_text("data: {format: tsv, train: a.tsv}\n")
+    with pytest.raises(InputError, match="key 'text' is missing"):
+        read_recipe(path)
+
+
+def test_broken_yaml_is_refused_with_its_line(tmp_path):
+    path = tmp_path / "r.yaml"
+    path.write_text("a: 1\nb: [1, 2\nc: 3\n")
+    with pytest.raises(InputError, match="line 3: not YAML"):
+        read_recipe(path)
+
+
+def test_a_missing_recipe_is_named(tmp_path):
+    with pytest.raises(InputError, match=r"none\.yaml: no such recipe"):
+        read_recipe(tmp_path / "none.yaml")
+
+
+def test_the_paper_rate_is_the_papers(recipe):
+    """Vaswani et al. 2017, 5.3: base (512 wide, 4000 steps of warm-up) peaks at 512^-1/2 * 4000^-1/2."""
+    read = read_recipe(recipe, ["train.paper_rate=1", "train.warmup=4000", "model.width=512", "model.heads=8"])
+    assert peak(read, model_spec(read, source=9, target=9)) == pytest.approx(512**-0.5 * 4000**-0.5)
+
+
+def test_every_recipe_in_the_repository_reads_and_builds(request):
+    paths = sorted((request.config.rootpath / "recipes").glob("*.yaml"))
+    assert paths
+    for path in paths:
+        read = read_recipe(path)
+        assert model_spec(read, source=30, target=40).head.outputs == 40
+
+
+def test_the_recurrent_recipes_differ_in_their_attention_alone(request):
+    paths = (request.config.rootpath / "recipes").glob("g2p-rnn-*.yaml")
+    plain = [yaml.safe_load(p.read_text()) for p in paths]
+    kinds = {p["model"].pop("attention") for p in plain}
+    assert kinds == {"none", "dot", "scaled_dot", "bilinear", "additive", "mlp"}
+    assert all(p == plain[0] for p in plain)
