@@ -126,9 +126,9 @@ class EncoderDecoder(_Stepping):
         self.tie()
 
     def tie(self) -> None:
+        if self.spec.shared:  # the name that comes first is the one that checkpoints hold
+            self.target.tokens.weight = self.source.tokens.weight
         super().tie()
-        if self.spec.shared:
-            self.source.tokens.weight = self.target.tokens.weight
 
     def encode(self, source: Ragged) -> Encoded:
         """Computed once a source, whatever is decoded from it."""

@@ -30,7 +30,7 @@ def measure(what: Path, changes: list[str], vocabulary: str | None) -> Measured:
     recipe = read_recipe(what, changes)
     if vocabulary is not None:
         source, target = _sizes(vocabulary)
-        return Measured(model_spec(recipe, source=source, target=target), _UNKNOWN_LENGTH, _UNKNOWN_LENGTH, recipe)
+        return _assumed(model_spec(recipe, source=source, target=target), recipe)
     try:
         pairs = read_part(recipe.data, "train")
     except InputError as error:
@@ -49,7 +49,12 @@ def _run(folder: Path, changes: list[str]) -> Measured:
     if not path.is_file():
         raise InputError(f"{folder}: not a model folder (it has no {SPEC})")
     recipe = read_recipe(folder / RECIPE) if (folder / RECIPE).is_file() else None
-    return Measured(spec.from_json(path.read_text("utf-8"), str(path)), _UNKNOWN_LENGTH, _UNKNOWN_LENGTH, recipe)
+    return _assumed(spec.from_json(path.read_text("utf-8"), str(path)), recipe)
+
+
+def _assumed(s: spec.Model, recipe: Recipe | None) -> Measured:
+    lengths = (min(_UNKNOWN_LENGTH, embed.length) if embed else 0 for embed in (s.source, s.target))
+    return Measured(s, *lengths, recipe)
 
 
 def _sizes(vocabulary: str) -> tuple[int, int]:

@@ -81,10 +81,11 @@ def prepare(recipe: Recipe, folder: Path) -> Task:
         raise InputError("no validation examples are left; see data.valid, data.hold_out and valid.unseen")
     if recipe.valid.examples is not None and recipe.valid.examples < len(valid):
         valid = [valid[i * len(valid) // recipe.valid.examples] for i in range(recipe.valid.examples)]
+    encoded = _encode(recipe, pairs, source, target, s)
     assert s.source is not None
     how = Decoding(unknown=recipe.data.unknown)  # what cannot be read is said before training, not hours into it
     source_ids(source, [e.source for e in valid], [e.where for e in valid], s.source.length - 1, how)
-    return Task(_encode(recipe, pairs, source, target, s), valid, source, target, s)
+    return Task(encoded, valid, source, target, s)
 
 
 def _encode(recipe: Recipe, pairs: list[Pair], source: Tokeniser, target: Tokeniser, s: spec.Model) -> EncodedPairs:

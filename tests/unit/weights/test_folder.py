@@ -1,0 +1,83 @@
+"""Models as folders, files that are whole or not there."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from qkv import families
+from qkv.errors import InputError
+from qkv.nn import build
+from qkv.text.tokeniser import train_tokeniser
+from qkv.weights import Loaded, load, save
+from qkv.weights.file import average, load_tensors, save_tensors, write_whole
+from qkv.weights.folder import hollow, state
+
+sys.path.append(str(Path(__file__).parents[1] / "decode"))
+from writers import sources, tiny
+
+
+@pytest.fixture(params=families.names())
+def loaded(request):
+    letters = train_tokeniser("character", ["abcde"])  # 4 specials and 5 letters: the tiny models' vocabulary
+    return Loaded(tiny(request.param, vocabulary=9), letters, letters)
+
+
+def test_a_model_saved_and_loaded_gives_the_same_logits(loaded, tmp_path):
+    save(loaded, tmp_path / "m")
+    again = load(tmp_path / "m")
+    source = sources(3, 5)
+    with torch.no_grad():
+        torch.testing.assert_close(again.model(source, source), loaded.model(source, source), rtol=0, atol=0)
+
+
+def test_saving_what_was_loaded_writes_the_same_bytes(loaded, tmp_path):
+    save(loaded, tmp_path / "one")
+    save(load(tmp_path / "one"), tmp_path / "two")
+    for path in (tmp_path / "one").iterdir():
+        assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
+
+
+def test_tied_weights_are_saved_once_and_tied_again(tmp_path):
+    module = families.family("transformer")
+    shape = module.Shape(width=8, heads=2, layers=1, hidden=8, shared=True)
+    model = build(module.spec(shape, source=9, target=9))
+    assert sum(name.endswith("tokens.weight") for name in state(model)) == 1
+    letters = train_tokeniser("character", ["abcde"])
+    save(Loaded(model, letters, letters), tmp_path)
+    again = load(tmp_path).model
+    assert again.source.tokens.weight is again.target.tokens.weight is again.head.linear.weight
+
+
+def test_a_hollow_model_takes_no_memory(loaded):
+    assert all(p.device.type == "meta" for p in hollow(loaded.model.spec).parameters())
+
+
+def test_a_write_that_fails_leaves_the_earlier_file_and_no_other(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("earlier")
+
+    def fail(beside: Path) -> None:
+        beside.write_text("half")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(
+        InputError, match=r"a\.txt: cannot be saved: No space left on device; the earlier file is intact"
+    ):
+        write_whole(path, fail)
+    assert [p.read_text() for p in tmp_path.iterdir()] == ["earlier"]
+
+
+def test_an_average_is_the_mean_of_its_checkpoints(tmp_path):
+    for i in range(3):
+        save_tensors(tmp_path / f"{i}", {"w": torch.full((2,), float(i**2))})
+    mean = average([tmp_path / f"{i}" for i in range(3)])
+    torch.testing.assert_close(mean["w"], torch.full((2,), 5 / 3))
+
+
+def test_notes_come_back_with_the_tensors(tmp_path):
+    save_tensors(tmp_path / "a", {"w": torch.ones(1)}, {"step": "3"})
+    assert load_tensors(tmp_path / "a")[1] == {"step": "3"}
