@@ -17,8 +17,7 @@ $(READY): pyproject.toml constraints.txt
 
 demo: $(DEMO)/alignments.png
 	@if [ -t 0 ]; then $(BIN)/qkv predict $(DEMO); \
-	else for word in attention query value transformer qkv; do \
-		printf '%s\t' $$word; $(BIN)/qkv predict $(DEMO) $$word; done; fi
+	else $(BIN)/qkv predict $(DEMO) --scores attention query key value transformer; fi
 
 $(DEMO)/model.safetensors: $(READY)
 	$(BIN)/qkv train recipes/g2p-demo.yaml
