@@ -6,11 +6,11 @@ length on a CPU, and the explicit softmax where the weights are watched or the s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,10 +23,9 @@ from qkv.nn.ragged import Layout
 from qkv.nn.score import Score
 
 
-class Sink(Protocol):
-    """Takes the weights of a watched layer; rows says which sequences of the batch they belong to."""
-
-    def __call__(self, weights: Tensor, rows: Sequence[int], queries: Sequence[int], keys: Sequence[int]) -> None: ...
+# takes the weights [b, H, n, m] of a watched layer, which sequences of the batch they belong to, and the real sizes of
+# their queries and keys
+Sink = Callable[[Tensor, Sequence[int], Sequence[int], Sequence[int]], None]
 
 
 def attend(

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from qkv import spec
 from qkv.errors import InputError
-from qkv.nn.norm import dropout, norm
+from qkv.nn.dropout import dropout
+from qkv.nn.norm import norm
 from qkv.nn.position import Learned, Sinusoid
 from qkv.nn.ragged import Ragged
 

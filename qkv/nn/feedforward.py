@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from qkv import spec
-from qkv.nn.norm import dropout
+from qkv.nn.dropout import dropout
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:

@@ -11,13 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from qkv import spec
 from qkv.nn.attention import Attention
 from qkv.nn.cache import Keys
+from qkv.nn.dropout import dropout
 from qkv.nn.ragged import Ragged
 from qkv.nn.stack import Encoded
 
@@ -46,7 +46,7 @@ class Recurrent(nn.Module):
         values = x.values[time.permutation]  # [T, width] step by step
         for layer in self.layers:
             out, final = layer(PackedSequence(values, sizes, time.order, unsorted))
-            values = F.dropout(out.data, self.dropout) if self.training and self.dropout else out.data
+            values = dropout(out.data, self.dropout) if self.training and self.dropout else out.data
         h = final[0] if isinstance(final, tuple) else final  # [directions, B, hidden]
         return Encoded(x.like(values[time.inverse]), h.transpose(0, 1).flatten(1))
 
@@ -127,4 +127,4 @@ class RecurrentDecoder(nn.Module):
         return self._drop(torch.tanh(self.readout(torch.cat([below, *inputs[1:], y], -1))))  # [R, hidden]
 
     def _drop(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.spec.dropout) if self.training and self.spec.dropout else x
+        return dropout(x, self.spec.dropout) if self.training and self.spec.dropout else x

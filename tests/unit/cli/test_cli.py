@@ -39,7 +39,7 @@ def qkv(*words: object, cwd: Path | None = None, stdin: str | None = None, **opt
     )
 
 
-def refuses(done: subprocess.CompletedProcess, *said: str) -> None:
+def must_refuse(done: subprocess.CompletedProcess, *said: str) -> None:
     """One line on stderr that says it all, nothing on stdout, exit code 2."""
     assert done.returncode == 2, done
     assert done.stdout == ""
@@ -139,54 +139,55 @@ def test_tensorboard_writes_events(home, tmp_path):
 
 
 def test_a_missing_data_file_is_named(home, tmp_path):
-    refuses(qkv("train", home / "rnn.yaml", "data.train=gone.dict", "-o", tmp_path / "r"), "gone.dict")
+    must_refuse(qkv("train", home / "rnn.yaml", "data.train=gone.dict", "-o", tmp_path / "r"), "gone.dict")
     assert not (tmp_path / "r").exists()
 
 
 def test_an_empty_data_file_is_named(home, tmp_path):
     (tmp_path / "empty.dict").write_text("")
-    refuses(qkv("train", home / "rnn.yaml", f"data.train={tmp_path}/empty.dict", "-o", tmp_path / "r"), "empty.dict")
+    done = qkv("train", home / "rnn.yaml", f"data.train={tmp_path}/empty.dict", "-o", tmp_path / "r")
+    must_refuse(done, "empty.dict")
 
 
 def test_two_files_of_different_length_are_counted(home, tmp_path):
     (tmp_path / "a").write_text("x\ny\n")
     (tmp_path / "b").write_text("x\n")
     changes = ["data.format=aligned", f"data.train=[{tmp_path}/a, {tmp_path}/b]"]
-    refuses(qkv("train", home / "rnn.yaml", *changes, "-o", tmp_path / "r"), "2", "1")
+    must_refuse(qkv("train", home / "rnn.yaml", *changes, "-o", tmp_path / "r"), "2", "1")
 
 
 def test_a_line_of_the_wrong_shape_is_named_by_its_number(home, tmp_path):
     (tmp_path / "bad.dict").write_text("BAD  B AA D\nALONE\n")
-    refuses(qkv("eval", home / "rnn", "--data", tmp_path / "bad.dict"), "bad.dict:2")
+    must_refuse(qkv("eval", home / "rnn", "--data", tmp_path / "bad.dict"), "bad.dict:2")
 
 
 def test_an_unknown_recipe_key_gets_the_nearest_one(home, tmp_path):
-    refuses(qkv("train", home / "rnn.yaml", "train.stepz=1", "-o", tmp_path / "r"), "train.stepz", "steps")
+    must_refuse(qkv("train", home / "rnn.yaml", "train.stepz=1", "-o", tmp_path / "r"), "train.stepz", "steps")
 
 
 def test_a_token_never_seen_is_named_with_its_place(home, tmp_path):
-    refuses(qkv("predict", home / "rnn", "b@d"), "'@'", "never seen")
+    must_refuse(qkv("predict", home / "rnn", "b@d"), "'@'", "never seen")
     (tmp_path / "in.txt").write_text("bad\nb@d\n")
-    refuses(qkv("predict", home / "rnn", "--file", tmp_path / "in.txt"), "in.txt:2", "'@'")
+    must_refuse(qkv("predict", home / "rnn", "--file", tmp_path / "in.txt"), "in.txt:2", "'@'")
     assert qkv("predict", home / "rnn", "b@d", "--unknown", "replace").returncode == 0
 
 
 def test_validation_data_with_a_token_never_seen_is_refused_before_training(home, tmp_path):
     (tmp_path / "v.dict").write_text("BAD  B AA D\nZOO  B\n")
     done = qkv("train", home / "rnn.yaml", f"data.valid={tmp_path}/v.dict", "-o", tmp_path / "r")
-    refuses(done, "v.dict:2", "'Z'")
+    must_refuse(done, "v.dict:2", "'Z'")
 
 
 def test_an_input_over_the_maximum_length_is_refused_or_truncated_as_chosen(home):
     long = "bad" * 20
-    refuses(qkv("predict", home / "transformer", long), "60 tokens", "at most 23")
+    must_refuse(qkv("predict", home / "transformer", long), "60 tokens", "at most 23")
     assert qkv("predict", home / "transformer", long, "--too-long", "truncate").returncode == 0
 
 
 def test_a_training_pair_over_the_maximum_length_is_named(home, tmp_path):
     (tmp_path / "t.dict").write_text("BAD  B AA D\n" + "BAD" * 20 + "  B\n")
     done = qkv("train", home / "rnn.yaml", f"data.train={tmp_path}/t.dict", "-o", tmp_path / "r")
-    refuses(done, "t.dict:2", "60 and 1 tokens")
+    must_refuse(done, "t.dict:2", "60 and 1 tokens")
 
 
 def copy_of(run: Path, folder: Path) -> Path:
@@ -197,21 +198,21 @@ def test_a_damaged_checkpoint_is_named(home, tmp_path):
     run = copy_of(home / "rnn", tmp_path)
     weights = run / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:500])
-    refuses(qkv("predict", run, "bad"), "model.safetensors", "damaged")
+    must_refuse(qkv("predict", run, "bad"), "model.safetensors", "damaged")
 
 
 def test_a_damaged_training_state_is_named_and_kept(home, tmp_path):
     run = copy_of(home / "rnn", tmp_path)
     (run / "model.safetensors").unlink()
     (run / "last.safetensors").write_bytes(b"not a checkpoint")
-    refuses(qkv("train", home / "rnn.yaml", "-o", run), "last.safetensors", "damaged")
+    must_refuse(qkv("train", home / "rnn.yaml", "-o", run), "last.safetensors", "damaged")
     assert (run / "last.safetensors").read_bytes() == b"not a checkpoint"
 
 
 def test_a_foreign_checkpoint_is_named_by_what_does_not_fit(home, tmp_path):
     run = copy_of(home / "rnn", tmp_path)
     shutil.copy(home / "transformer" / "model.safetensors", run)
-    refuses(qkv("predict", run, "bad"), "model.safetensors", "another model's")
+    must_refuse(qkv("predict", run, "bad"), "model.safetensors", "another model's")
 
 
 def test_a_checkpoint_of_another_shape_is_named(home, tmp_path):
@@ -219,44 +220,44 @@ def test_a_checkpoint_of_another_shape_is_named(home, tmp_path):
     tensors, _ = load_tensors(run / "model.safetensors")
     name = next(iter(tensors))
     save_tensors(run / "model.safetensors", tensors | {name: torch.zeros(2, 3)})
-    refuses(qkv("predict", run, "bad"), name, "[2, 3]")
+    must_refuse(qkv("predict", run, "bad"), name, "[2, 3]")
 
 
 @pytest.mark.parametrize("spec", ["", "{", '{"type": "Nonsense"}', '{"type": "Model", "family": 3}', "[1]"])
 def test_a_damaged_spec_is_named(home, tmp_path, spec):
     run = copy_of(home / "rnn", tmp_path)
     (run / "spec.json").write_text(spec)
-    refuses(qkv("predict", run, "bad"), "spec.json")
+    must_refuse(qkv("predict", run, "bad"), "spec.json")
 
 
 def test_a_damaged_tokeniser_is_named(home, tmp_path):
     run = copy_of(home / "rnn", tmp_path)
     (run / "source.tokenizer.json").write_text("{}")
-    refuses(qkv("predict", run, "bad"), "source.tokenizer.json")
+    must_refuse(qkv("predict", run, "bad"), "source.tokenizer.json")
 
 
 def test_a_tokeniser_of_another_run_is_refused(home, tmp_path):
     run = copy_of(home / "rnn", tmp_path)
     train_tokeniser("character", ["bad"]).save(run / "source.tokenizer.json")
-    refuses(qkv("predict", run, "bad"), "source.tokenizer.json", "tokens, the model")
+    must_refuse(qkv("predict", run, "bad"), "source.tokenizer.json", "tokens, the model")
 
 
 def test_a_folder_that_holds_no_model_is_named(tmp_path):
-    refuses(qkv("predict", tmp_path, "bad"), "not a model folder")
-    refuses(qkv("predict", tmp_path / "gone", "bad"), "gone", "no such folder")
-    refuses(qkv("eval", tmp_path / "gone"), "gone", "no such folder")
+    must_refuse(qkv("predict", tmp_path, "bad"), "not a model folder")
+    must_refuse(qkv("predict", tmp_path / "gone", "bad"), "gone", "no such folder")
+    must_refuse(qkv("eval", tmp_path / "gone"), "gone", "no such folder")
 
 
 def test_an_unfinished_run_is_said_to_be_unfinished(home, tmp_path):
     run = copy_of(home / "rnn", tmp_path)
     (run / "model.safetensors").unlink()
-    refuses(qkv("predict", run, "bad"), "has not finished")
+    must_refuse(qkv("predict", run, "bad"), "has not finished")
 
 
 def test_a_model_without_attention_has_nothing_to_see(home, tmp_path):
     run = tmp_path / "run"
     list(fit(read_recipe(home / "rnn.yaml", ["model.attention=none", "train.steps=2"]), run, device="cpu"))
-    refuses(qkv("look", run, "bad", "-o", tmp_path / "m.png"), "nothing to see")
+    must_refuse(qkv("look", run, "bad", "-o", tmp_path / "m.png"), "nothing to see")
     assert not (tmp_path / "m.png").exists()
 
 
@@ -278,7 +279,7 @@ def test_a_model_without_attention_has_nothing_to_see(home, tmp_path):
     ],
 )
 def test_a_slip_on_the_command_line_is_one_line(home, tmp_path, words, said):
-    refuses(qkv(*(w.format(rnn=home / "rnn") for w in words), cwd=tmp_path), said)
+    must_refuse(qkv(*(w.format(rnn=home / "rnn") for w in words), cwd=tmp_path), said)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -28,7 +28,7 @@ def written(folder: Path, content: str | bytes, name: str = "data.txt") -> Path:
     return path
 
 
-def refused(path: Path, line: int | None, complaint: str, **arguments: object) -> None:
+def must_refuse(path: Path, line: int | None, complaint: str, **arguments: object) -> None:
     """Reading must fail with one line that names the file, the line number and the complaint."""
     place = f"{path}:{line}: " if line else f"{path}"
     with pytest.raises(InputError, match=f"^{re.escape(place)}.*{complaint}") as problem:
@@ -148,32 +148,32 @@ def test_an_unknown_format_is_named() -> None:
 
 @pytest.mark.parametrize("format", ["tsv", "jsonl", "cmudict"])
 def test_missing_empty_and_unreadable_files_are_named(tmp_path: Path, format: str) -> None:
-    refused(tmp_path / "nowhere", None, "no such file", format=format)
-    refused(tmp_path / "nowhere.gz", None, "no such file", format=format)
-    refused(tmp_path, None, "cannot read", format=format)
-    refused(written(tmp_path, ""), None, "no pairs", format=format)
-    refused(written(tmp_path, "\n  \n\n"), None, "no pairs", format=format)
+    must_refuse(tmp_path / "nowhere", None, "no such file", format=format)
+    must_refuse(tmp_path / "nowhere.gz", None, "no such file", format=format)
+    must_refuse(tmp_path, None, "cannot read", format=format)
+    must_refuse(written(tmp_path, ""), None, "no pairs", format=format)
+    must_refuse(written(tmp_path, "\n  \n\n"), None, "no pairs", format=format)
 
 
 def test_two_empty_aligned_files_have_no_pairs(tmp_path: Path) -> None:
     targets = written(tmp_path, "", "b")
-    refused(written(tmp_path, "", "a"), None, "no pairs", format="aligned", target_path=targets)
+    must_refuse(written(tmp_path, "", "a"), None, "no pairs", format="aligned", target_path=targets)
 
 
 def test_a_damaged_gzip_file_is_named(tmp_path: Path) -> None:
     whole = gzip.compress(random.Random(1).randbytes(5000))
     for content in (b"a\tb\n", whole[:-9], whole[:1000] + b"\0" * 50 + whole[1050:]):
-        refused(written(tmp_path, content, "data.gz"), None, "gzip", format="tsv")
+        must_refuse(written(tmp_path, content, "data.gz"), None, "gzip", format="tsv")
 
 
 def test_bytes_that_are_not_utf8_are_named_by_line_and_byte(tmp_path: Path) -> None:
-    refused(written(tmp_path, b"a\tb\nca\xe9\td\n"), 2, "byte 3", format="tsv")
-    refused(written(tmp_path, b"\xef\xbb\xbf\xe9\td\n"), 1, "byte 1", format="tsv")
+    must_refuse(written(tmp_path, b"a\tb\nca\xe9\td\n"), 2, "byte 3", format="tsv")
+    must_refuse(written(tmp_path, b"\xef\xbb\xbf\xe9\td\n"), 1, "byte 1", format="tsv")
 
 
 def test_aligned_files_of_different_lengths_name_both_counts(tmp_path: Path) -> None:
     targets = written(tmp_path, "1\n2\n3\n", "b")
-    refused(written(tmp_path, "a\nb\n", "a"), None, "2 lines and .*b has 3", format="aligned", target_path=targets)
+    must_refuse(written(tmp_path, "a\nb\n", "a"), None, "2 lines and .*b has 3", format="aligned", target_path=targets)
 
 
 def test_an_empty_aligned_line_is_named_in_its_own_file(tmp_path: Path) -> None:
@@ -181,13 +181,13 @@ def test_an_empty_aligned_line_is_named_in_its_own_file(tmp_path: Path) -> None:
     sources = written(tmp_path, "a\nb\n", "a")
     with pytest.raises(InputError, match=f"^{re.escape(str(targets))}:2: the target is empty"):
         read_pairs("aligned", sources, target_path=targets)
-    refused(targets, 2, "the source is empty", format="aligned", target_path=sources)
+    must_refuse(targets, 2, "the source is empty", format="aligned", target_path=sources)
 
 
 def test_aligned_needs_two_files_and_the_others_one(tmp_path: Path) -> None:
     path = written(tmp_path, "a\tb\n")
-    refused(path, None, "needs a second file", format="aligned")
-    refused(path, None, "takes one file", format="tsv", target_path=path)
+    must_refuse(path, None, "needs a second file", format="aligned")
+    must_refuse(path, None, "takes one file", format="tsv", target_path=path)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_aligned_needs_two_files_and_the_others_one(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_tsv_line_is_named(tmp_path: Path, line: str, complaint: str) -> None:
-    refused(written(tmp_path, f"a\tb\n{line}\n"), 2, complaint, format="tsv")
+    must_refuse(written(tmp_path, f"a\tb\n{line}\n"), 2, complaint, format="tsv")
 
 
 @pytest.mark.parametrize(
@@ -222,12 +222,12 @@ def test_a_wrong_tsv_line_is_named(tmp_path: Path, line: str, complaint: str) ->
 )
 def test_a_wrong_json_line_is_named(tmp_path: Path, line: str, complaint: str) -> None:
     path = written(tmp_path, f'{{"source": "a", "target": "b"}}\n{line}\n')
-    refused(path, 2, complaint, format="jsonl")
+    must_refuse(path, 2, complaint, format="jsonl")
 
 
 @pytest.mark.parametrize("line", ["WORD", "WORD  ", "word # only a comment"])
 def test_a_word_without_pronunciation_is_named(tmp_path: Path, line: str) -> None:
-    refused(written(tmp_path, f";;; head\nA  AH0\n{line}\n"), 3, "no pronunciation", format="cmudict")
+    must_refuse(written(tmp_path, f";;; head\nA  AH0\n{line}\n"), 3, "no pronunciation", format="cmudict")
 
 
 def test_an_empty_source_line_or_file_is_named(tmp_path: Path) -> None:

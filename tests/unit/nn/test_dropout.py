@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from qkv.nn.norm import dropout
+from qkv.nn.dropout import dropout
 
 RATES = [0.001, 0.1, 0.5, 0.9]
 

@@ -1,0 +1,43 @@
+"""Dropout (Srivastava et al. 2014), drawn cheaply where torch draws it dearly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_LEVELS = 2**16  # a keep-or-drop decision takes 16 random bits, which is p to within 0.000008
+_RARE = 0.01  # below it 16 bits would be too coarse a share of p
+
+
+def dropout(x: Tensor, p: float) -> Tensor:
+    """Zeroes each entry with probability p and scales the rest up, so that the expectation stays.
+
+    On a CPU torch draws its masks one double at a time in one thread, which is a tenth of a training step. There, one
+    64-bit draw decides for four entries; it comes from the same generator, so that a saved random state brings the
+    same masks back.
+    """
+    if x.device.type != "cpu" or not _RARE <= p < 1.0 or torch.compiler.is_compiling():
+        return F.dropout(x, p)
+    dropped: Tensor = _Dropout.apply(x, p)  # type: ignore[no-untyped-call]
+    return dropped
+
+
+class _Dropout(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
+        level = min(round(p * _LEVELS), _LEVELS - 1)
+        draws = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
+        lanes = draws.view(torch.int16)[: x.numel()].view(x.shape)  # uniform over all of int16
+        kept = torch.empty_like(x, memory_format=torch.contiguous_format)
+        torch.ge(lanes, level - _LEVELS // 2, out=kept)
+        kept.mul_(_LEVELS / (_LEVELS - level))  # by the p that was drawn with, so that nothing is biased
+        ctx.save_for_backward(kept)
+        return x * kept
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (kept,) = ctx.saved_tensors
+        return gradients[0] * kept, None
