@@ -22,7 +22,6 @@ from qkv.nn.mask import Causal, Full, Mask
 from qkv.nn.ragged import Layout
 from qkv.nn.score import Score
 
-
 # takes the weights [b, H, n, m] of a watched layer, which sequences of the batch they belong to, and the real sizes of
 # their queries and keys
 Sink = Callable[[Tensor, Sequence[int], Sequence[int], Sequence[int]], None]

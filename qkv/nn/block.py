@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from qkv import spec
 from qkv.nn.attention import Attention
 from qkv.nn.cache import Cache, Keys
+from qkv.nn.dropout import dropout
 from qkv.nn.feedforward import FeedForward
 from qkv.nn.mask import Mask
-from qkv.nn.dropout import dropout
 from qkv.nn.norm import norm
 from qkv.nn.ragged import Ragged
 

@@ -75,9 +75,10 @@ class _Run:
         self.progress = load_last(folder, self.model, self.optimiser)
         self.peak = peak(recipe, task.spec)
         self.forward: Callable[..., Any] = torch.compile(self.model) if recipe.train.compile else self.model
-        half = recipe.train.precision == "bf16" or (
-            recipe.train.precision == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported()
-        )
+        half = recipe.train.precision == "bf16" or (recipe.train.precision == "auto" and device.type == "cuda")
+        if half and not (device.type == "cuda" and torch.cuda.is_bf16_supported()):
+            # on a CPU it is slower than float32, and its kernels crash where the instructions are named but not there
+            raise InputError("train.precision: bf16 needs a GPU that has it; choose float32")
         self.autocast = (lambda: torch.autocast(device.type, torch.bfloat16)) if half else nullcontext
 
     def write_down(self) -> None:

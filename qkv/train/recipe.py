@@ -71,7 +71,7 @@ class Training:
     clip: float | None = None  # norm of the gradient
     agree: float = 0.0  # weight of the divergence between two passes with other dropout (R-Drop); doubles the work
     own: float = 0.0  # rate at which a recurrent decoder reads its own output instead of the teacher's
-    precision: Literal["auto", "float32", "tf32", "bf16"] = "auto"  # auto: bf16 autocast on a GPU that has it
+    precision: Literal["auto", "float32", "tf32", "bf16"] = "auto"  # auto: bf16 autocast on a GPU
     compile: bool = False
     deterministic: bool = False  # on a GPU: exact resume, slower kernels
     average: int = 1  # the finished weights may be the mean of the last so many checkpoints

@@ -21,6 +21,7 @@ from qkv.errors import InputError
 from qkv.nn import build
 from qkv.objectives.seq2seq import inputs, loss
 from qkv.train import fit, read_recipe
+from qkv.train.task import prepare
 from qkv.weights import load
 from qkv.weights.file import load_tensors
 
@@ -184,3 +185,27 @@ def test_a_run_folder_is_a_model_folder(tmp_path):
     loaded = load(tmp_path / "run")
     assert loaded.source.size == loaded.model.spec.source.vocabulary
     assert not loaded.model.training
+
+
+def test_validation_can_leave_out_what_training_has_seen(tmp_path):
+    recipe = write_task(tmp_path)
+    seen = (tmp_path / "train.dict").read_text().splitlines()[:5]
+    fresh = (tmp_path / "valid.dict").read_text().splitlines()
+    (tmp_path / "valid.dict").write_text("\n".join([*seen, *fresh]) + "\n")
+    words = {line.split()[0] for line in (tmp_path / "train.dict").read_text().splitlines()}
+    task = prepare(read_recipe(recipe, ["valid.unseen=true", "valid.examples=1000"]), tmp_path / "run")
+    assert {e.source for e in task.valid} == {line.split()[0] for line in fresh} - words
+
+
+@pytest.mark.parametrize(
+    "change", ["train.optimiser=adam", "train.schedule=cosine", "train.clip=0.5", "train.smoothing=0.1"]
+)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_way_of_training_finishes_with_a_model(tmp_path, family, change):
+    run_all(write_task(tmp_path, family), tmp_path / "run", change, "train.steps=4")
+    assert load(tmp_path / "run").model.spec.family == family
+
+
+def test_half_precision_is_refused_where_there_is_no_gpu(tmp_path):
+    with pytest.raises(InputError, match=r"train\.precision: bf16 needs a GPU"):
+        run_all(write_task(tmp_path), tmp_path / "run", "train.precision=bf16")
