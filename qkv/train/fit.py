@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -75,8 +76,9 @@ class _Run:
         self.progress = load_last(folder, self.model, self.optimiser)
         self.peak = peak(recipe, task.spec)
         self.forward: Callable[..., Any] = torch.compile(self.model) if recipe.train.compile else self.model
-        half = recipe.train.precision == "bf16" or (recipe.train.precision == "auto" and device.type == "cuda")
-        if half and not (device.type == "cuda" and torch.cuda.is_bf16_supported()):
+        can = device.type == "cuda" and torch.cuda.is_bf16_supported()
+        half = recipe.train.precision == "bf16" or (recipe.train.precision == "auto" and can)
+        if half and not can:
             # on a CPU it is slower than float32, and its kernels crash where the instructions are named but not there
             raise InputError("train.precision: bf16 needs a GPU that has it; choose float32")
         self.autocast = (lambda: torch.autocast(device.type, torch.bfloat16)) if half else nullcontext
@@ -90,7 +92,7 @@ class _Run:
         log = self.folder / LOG
         if log.is_file():
             lines = log.read_text(encoding="utf-8").splitlines(keepends=True)
-            kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= self.progress.step]
+            kept = [line for line in lines if _step(line) <= self.progress.step]
             write_text(log, "".join(kept))
 
     def train(self) -> Iterator[Record]:
@@ -198,6 +200,14 @@ class _Sums:
         self.loss.zero_()
         self.targets = self.tokens = 0
         return values
+
+
+def _step(line: str) -> float:
+    """The step of a log line; what a kill cut short belongs to none."""
+    try:
+        return float(json.loads(line)["step"]) if line.endswith("\n") else math.inf
+    except (ValueError, KeyError, TypeError):
+        return math.inf
 
 
 def _claim(folder: Path, recipe: Recipe) -> None:

@@ -6,15 +6,21 @@ import dataclasses
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
+from annotated_types import Ge, Gt, Le, Len, Lt
 
 from qkv import families, spec
 from qkv.errors import InputError, nearest
 from qkv.train.schedule import paper_peak
 
-_STRICT = {"extra": "forbid"}
+_STRICT = {"extra": "forbid", "allow_inf_nan": False}
+
+Count = Annotated[int, Ge(1)]
+Positive = Annotated[float, Gt(0)]
+NotNegative = Annotated[float, Ge(0)]
+Share = Annotated[float, Ge(0), Lt(1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +45,7 @@ class Tokens:
     """One side's tokeniser."""
 
     kind: Literal["character", "symbol", "bpe"]
-    size: int | None = None  # bpe: the vocabulary
+    size: Count | None = None  # bpe: the vocabulary
     lowercase: bool = False
     __pydantic_config__ = _STRICT
 
@@ -56,39 +62,43 @@ class Text:
 class Training:
     """How the weights are found."""
 
-    steps: int
-    batch_tokens: int = 4096  # real source and target tokens a step
-    accumulate: int = 1  # cut each batch into this many parts; the gradient stays the same
+    steps: Count
+    batch_tokens: Count = 4096  # real source and target tokens a step
+    accumulate: Count = 1  # cut each batch into this many parts; the gradient stays the same
     optimiser: Literal["adam", "adamw"] = "adamw"
-    learning_rate: float = 1e-3  # the schedule's peak
-    paper_rate: float | None = None  # instead: this factor times the Transformer paper's peak for the model's width
-    betas: list[float] = field(default_factory=lambda: [0.9, 0.98])
-    epsilon: float = 1e-9
-    weight_decay: float = 0.0
+    learning_rate: NotNegative = 1e-3  # the schedule's peak
+    paper_rate: Positive | None = None  # instead: this factor times the Transformer paper's peak for the model's width
+    betas: Annotated[list[Share], Len(2, 2)] = field(default_factory=lambda: [0.9, 0.98])
+    epsilon: Positive = 1e-9
+    weight_decay: NotNegative = 0.0
     schedule: Literal["inverse_sqrt", "linear", "cosine", "constant"] = "inverse_sqrt"
-    warmup: int = 400
-    smoothing: float = 0.0
-    clip: float | None = None  # norm of the gradient
-    agree: float = 0.0  # weight of the divergence between two passes with other dropout (R-Drop); doubles the work
-    own: float = 0.0  # rate at which a recurrent decoder reads its own output instead of the teacher's
+    warmup: Annotated[int, Ge(0)] = 400
+    smoothing: Share = 0.0
+    clip: Positive | None = None  # norm of the gradient
+    agree: NotNegative = (
+        0.0  # weight of the divergence between two passes with other dropout (R-Drop); doubles the work
+    )
+    own: Annotated[float, Ge(0), Le(1)] = (
+        0.0  # rate at which a recurrent decoder reads its own output instead of the teacher's
+    )
     precision: Literal["auto", "float32", "tf32", "bf16"] = "auto"  # auto: bf16 autocast on a GPU
     compile: bool = False
     deterministic: bool = False  # on a GPU: exact resume, slower kernels
-    average: int = 1  # the finished weights may be the mean of the last so many checkpoints
-    save_every: int | None = None  # steps between checkpoints; None: at each validation
-    log_every: int = 50
-    workers: int = 0
+    average: Count = 1  # the finished weights may be the mean of the last so many checkpoints
+    save_every: Count | None = None  # steps between checkpoints; None: at each validation
+    log_every: Count = 50
+    workers: Annotated[int, Ge(0)] = 0
     __pydantic_config__ = _STRICT
 
 
 @dataclass(frozen=True, kw_only=True)
 class Validation:
-    every: int = 1000
+    every: Count = 1000
     metric: Literal["per", "wer"] = "per"
-    examples: int | None = None  # how many held-out examples are decoded; None: all
+    examples: Count | None = None  # how many held-out examples are decoded; None: all
     unseen: bool = False  # leave out those whose source stands in the training data too, with another target
-    beams: int = 1
-    patience: int | None = None  # stop after so many validations without a better one
+    beams: Count = 1
+    patience: Count | None = None  # stop after so many validations without a better one
     __pydantic_config__ = _STRICT
 
 
@@ -96,7 +106,7 @@ class Validation:
 class Testing:
     """How the finished model is scored."""
 
-    beams: int = 1
+    beams: Count = 1
     length_penalty: float = 1.0
     __pydantic_config__ = _STRICT
 
@@ -110,7 +120,7 @@ class Recipe:
     train: Training
     valid: Validation = Validation()
     test: Testing = Testing()
-    seed: int = 1
+    seed: Annotated[int, Ge(0)] = 1
     __pydantic_config__ = _STRICT
 
 
@@ -201,10 +211,18 @@ def shape(recipe: Recipe, where: str = "recipe") -> Any:
         if key not in known:
             raise InputError(f"{where}: unknown key 'model.{key}'; {nearest(key, [*known, 'family', 'size'])}")
     try:
-        return TypeAdapter(module.Shape).validate_python(known | fields)
+        found = TypeAdapter(module.Shape).validate_python(known | fields)
     except ValidationError as error:
         first = error.errors()[0]
         raise InputError(f"{where}: {_explain('.'.join(['model', *map(str, first['loc'])]), first)}") from None
+
+    for key in fields:
+        value = getattr(found, key)
+        if isinstance(value, int) and not isinstance(value, bool) and value < 1:
+            raise InputError(f"{where}: key 'model.{key}' cannot be {value}: it counts something; give 1 or more")
+        if isinstance(value, float) and not 0 <= value < 1:
+            raise InputError(f"{where}: key 'model.{key}' cannot be {value}: it is a share; give 0 or more, under 1")
+    return found
 
 
 def model_spec(recipe: Recipe, *, source: int, target: int, start: int = 2, end: int = 3) -> spec.Model:
