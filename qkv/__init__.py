@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from qkv import families
     from qkv.data.readers import read_pairs
     from qkv.decode import Decoding, generate, predict, score
     from qkv.errors import InputError
@@ -58,6 +59,7 @@ __all__ = [
     "capture",
     "cost",
     "evaluate",
+    "families",
     "fit",
     "generate",
     "load",
@@ -72,9 +74,10 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Loads a name's home when it is first used, so that `import qkv` costs next to nothing."""
+    if name == "families":  # a package with its own few names
+        return importlib.import_module("qkv.families")
     if name not in _HOMES:
         raise AttributeError(f"module 'qkv' has no attribute '{name}'")
     value = getattr(importlib.import_module(_HOMES[name]), name)
-    # a subpackage of the same name (qkv.evaluate) is bound by importing it: the public name is the function
-    globals()[name] = value
+    globals()[name] = value  # the next use finds it at once
     return value

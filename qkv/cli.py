@@ -129,21 +129,23 @@ def evaluate_command(
         Path | None, typer.Option("--output", "-o", help="Write source, output and references as TSV.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    unknown: Unknown = "refuse",
+    too_long: TooLong = "refuse",
+    unknown: Annotated[str | None, typer.Option(help="As in predict; by default the recipe's.")] = None,
     device: Device = None,
 ) -> None:
     """Error rates on held-out pairs; any listed reference counts as right."""
     from qkv.data.pair import group
     from qkv.decode import Decoding
     from qkv.evaluate import evaluate, reference_loss
-    from qkv.weights.file import write_text
+    from qkv.files import write_text
 
     recipe = _recipe_of(run)
     examples = group(_pairs(recipe, data, target, format))
     how = Decoding(
         beams=recipe.test.beams if beams is None else beams,
         length_penalty=recipe.test.length_penalty if length_penalty is None else length_penalty,
-        unknown=_one_of("--unknown", unknown, "refuse", "replace"),
+        too_long=_one_of("--too-long", too_long, "refuse", "truncate"),
+        unknown=_one_of("--unknown", unknown or recipe.data.unknown, "refuse", "replace"),
     )
     loaded = _load(run, device)
     scores = evaluate(loaded, examples, how)
@@ -322,19 +324,33 @@ def _print_scores(values: dict[str, float], as_json: bool) -> None:
         print(f"loss, free-running  {values['loss_free_running']:>8.4f}")
 
 
+_INTERRUPTED = 130  # what shells give for Ctrl-C
+_STOPPED = "qkv: stopped; a training run goes on from its last checkpoint when the same command is given again"
+
+
 def main() -> None:
     """The entry point: says a user's mistake in one line."""
     try:
-        app()
+        code = app(standalone_mode=False) or 0
+        _end(_STOPPED if code == _INTERRUPTED else "", code)  # typer makes a return value of Ctrl-C
     except InputError as error:
-        print(f"qkv: {error}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        print("\nqkv: stopped; the same command goes on from the last checkpoint", file=sys.stderr)
-        sys.exit(130)
-    except BrokenPipeError:
+        _end(f"qkv: {error}", 2)
+    except (typer.Abort, KeyboardInterrupt):
+        _end(_STOPPED, _INTERRUPTED)
+    except BrokenPipeError:  # whoever read the output has gone
         sys.stderr.close()
         sys.exit(1)
+    except Exception as error:
+        if not hasattr(error, "format_message"):
+            raise
+        said = error.format_message()  # an option or command that does not exist; nothing: the help was shown
+        _end(f"qkv: {said} (see qkv --help)" if said else "", 2)
+
+
+def _end(message: str, code: int) -> None:
+    if message:
+        print(message, file=sys.stderr)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

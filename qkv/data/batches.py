@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import hashlib
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -87,6 +88,10 @@ class _Runs:
         flat = itertools.chain.from_iterable(sequences)
         self._ids = np.fromiter(flat, dtype=np.int32, count=int(self.lengths.sum()))
 
+    def content(self) -> bytes:
+        """Lengths and ids, as they lie in memory."""
+        return self.lengths.tobytes() + self._ids.tobytes()
+
     def take(self, indices: Ints) -> tuple[torch.Tensor, torch.Tensor]:
         """The chosen sequences end to end [tokens], and their lengths [chosen]."""
         lengths = self.lengths[indices]
@@ -121,6 +126,10 @@ class EncodedPairs:
         """Tokens of each target [pairs], start and end not counted."""
         return self._targets.lengths
 
+    def digest(self) -> str:
+        """The same for the same pairs in the same order."""
+        return hashlib.blake2b(self._sources.content() + self._targets.content(), digest_size=16).hexdigest()
+
     def take(self, indices: Ints) -> Batch:
         """The chosen pairs, in that order."""
         return Batch(*self._sources.take(indices), *self._targets.take(indices))
@@ -151,7 +160,7 @@ def _check_plan(cost: Ints, budget: int, seed: int, pool: int) -> None:
     if not len(cost):
         raise InputError("no pairs to make batches of; give at least one")
     if seed < 0:
-        raise InputError(f"the seed is {seed}; set train.seed to 0 or more")
+        raise InputError(f"the seed is {seed}; set seed to 0 or more")
     if pool < 1:
         raise InputError(f"the pool is {pool} pairs; use 1 or more")
     if cost.max() > budget:
@@ -204,7 +213,7 @@ class Batches:
             size = f"this data makes {self.in_epoch(max(epoch, 0))} batches an epoch"
             raise InputError(
                 f"batch {index} of epoch {epoch} does not exist ({size}); "
-                "resume with the data, train.batch_tokens and train.seed that the checkpoint was made with"
+                "resume with the data, train.batch_tokens and seed that the checkpoint was made with"
             )
         places = self._places(epoch, index)
         if self._workers < 1:

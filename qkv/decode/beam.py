@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -34,13 +35,13 @@ class Found:
 
 @torch.no_grad()
 def beam(
-    model: EncoderDecoder, source: Ragged, *, beams: int, limit: int, length_penalty: float = 1.0
+    model: EncoderDecoder, source: Ragged, *, beams: int, limits: Sequence[int], length_penalty: float = 1.0
 ) -> list[list[Hypothesis]]:
     """The `beams` best outputs of each source, best first, ranked by log-probability over length^penalty.
 
     The length counts the end token; penalty 0 ranks by probability alone, 1 by its mean a token.
     """
-    sentences, device = len(source), source.values.device
+    sentences, device, limit = len(source), source.values.device, max(limits)
     end, vocabulary = model.spec.end, model.head.linear.out_features
     state = model.begin(model.encode(source), sentences * beams, limit)
     live = torch.full((sentences, beams), NEVER, device=device)
@@ -50,47 +51,40 @@ def beam(
     found = Found(empty, empty.clone(), written.clone(), torch.zeros_like(empty, dtype=torch.long))
     token = torch.full((sentences * beams,), model.spec.start, device=device)
     offsets = torch.arange(sentences, device=device)[:, None] * beams
+    room = torch.tensor(limits, device=device)[:, None]  # [B, 1]
+    short: dict[int, list[Hypothesis]] = {}
+    settled = torch.zeros_like(room, dtype=torch.bool)  # a sentence that is done takes in nothing more
     for step in range(limit):
         logits, state = model.step(token, state)
         log_probabilities = torch.log_softmax(logits.float(), -1).view(sentences, beams, vocabulary)
         flat = (live[..., None] + log_probabilities).flatten(1)  # [B, K * V]
         scores, chosen = flat.topk(min(2 * beams, flat.shape[1]), 1)  # twice: at most half of them end here
         origin, tokens = chosen // vocabulary, chosen % vocabulary  # [B, 2K]
-        grown = written.gather(1, origin[..., None].expand(-1, -1, limit)).clone()
+        grown = written.gather(1, origin[..., None].expand(-1, -1, limit))
         grown[:, :, step] = tokens
         ended = tokens == end
         ranks = scores / (step + 1) ** length_penalty
-        may_end = ended & (torch.arange(scores.shape[1], device=device) < beams)
+        may_end = ended & (torch.arange(scores.shape[1], device=device) < beams) & ~settled
         found.add(ranks.masked_fill(~may_end, NEVER), scores, grown, torch.full_like(tokens, step))
         live, kept = scores.masked_fill(ended, NEVER).topk(beams, 1)
         written = grown.gather(1, kept[..., None].expand(-1, -1, limit))
         token = tokens.gather(1, kept).flatten()
-        if _settled(found, live, step + 1, length_penalty):
+        # no live row can still beat the worst that is kept, as far as its present length tells
+        beaten = live[:, :1] / (step + 1) ** length_penalty <= found.ranks[:, -1:]
+        for i in ((room == step + 1) & ~settled & ~beaten).flatten().nonzero().flatten().tolist():
+            rows = zip(live[i].tolist(), written[i, :, : step + 1].tolist(), strict=True)
+            short[i] = [Hypothesis(row, score, finished=False) for score, row in rows if score > NEVER]
+        settled = settled | beaten | (room <= step + 1)
+        if settled.all():
             break
         state.reorder((offsets + origin.gather(1, kept)).flatten())
-    # what the limit cut short counts where a sentence has too few finished ones
-    cut_short = live.masked_fill(found.ranks[:, -1:] > NEVER, NEVER)
-    lengths = torch.full_like(found.lengths, step + 1)
-    found.add(_below(cut_short / (step + 1) ** length_penalty, found.ranks), live, written, lengths)
-    return _hypotheses(found, end)
+    # what the limit cut short comes after all that is finished
+    return [(done + short.get(i, []))[:beams] for i, done in enumerate(_hypotheses(found))]
 
 
-def _below(ranks: Tensor, finished: Tensor) -> Tensor:
-    """Unfinished outputs come after every finished one, in their own order."""
-    worst = finished.masked_fill(finished == NEVER, 0.0).min(1, keepdim=True).values
-    return ranks + worst - 1e4
-
-
-def _settled(found: Found, live: Tensor, length: int, penalty: float) -> bool:
-    """No live row can still beat the worst that is kept, as far as its present length tells."""
-    return bool((live[:, 0] / length**penalty <= found.ranks[:, -1]).all())
-
-
-def _hypotheses(found: Found, end: int) -> list[list[Hypothesis]]:
+def _hypotheses(found: Found) -> list[list[Hypothesis]]:
     parts = (found.ranks, found.scores, found.tokens, found.lengths)
-    out = []
-    for ranks, scores, tokens, lengths in zip(*(part.tolist() for part in parts), strict=True):
-        rows = zip(ranks, scores, tokens, lengths, strict=True)
-        kept = [(score, row[:n], row[n : n + 1] == [end]) for rank, score, row, n in rows if rank > NEVER]
-        out.append([Hypothesis(row, score, finished) for score, row, finished in kept])
-    return out
+    return [
+        [Hypothesis(row[:n], score) for rank, score, row, n in zip(*rows, strict=True) if rank > NEVER]
+        for rows in zip(*(part.tolist() for part in parts), strict=True)
+    ]

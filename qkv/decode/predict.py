@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -69,7 +71,9 @@ def check(how: Decoding) -> None:
             raise InputError(f"{name} must be at least 1, not {getattr(how, name)}")
     if how.limit is not None and how.limit < 1:
         raise InputError(f"limit must be at least 1, not {how.limit}")
-    if how.temperature <= 0:
+    if not math.isfinite(how.length_penalty):
+        raise InputError(f"length_penalty must be a number, not {how.length_penalty}")
+    if not 0 < how.temperature < math.inf:
         raise InputError(f"temperature must be above 0, not {how.temperature}; for the likeliest output do not sample")
     if how.top_k is not None and how.top_k < 1:
         raise InputError(f"top_k must be at least 1, not {how.top_k}")
@@ -80,21 +84,25 @@ def check(how: Decoding) -> None:
 
 
 @torch.inference_mode()
-def generate(model: EncoderDecoder, source: Ragged, how: Decoding) -> list[list[Hypothesis]]:
-    """`how.best` outputs for each source of ids (each closed by the end token), best first."""
+def generate(
+    model: EncoderDecoder, source: Ragged, how: Decoding, numbers: Sequence[int] | None = None
+) -> list[list[Hypothesis]]:
+    """`how.best` outputs for each source of ids (each closed by the end token), best first.
+
+    `numbers` tell sources apart where they are drawn for: the same number and seed give the same draws.
+    """
     check(how)
     assert model.spec.target is not None
-    limit = min(model.spec.target.length, how.limit or 2 * source.layout.longest + 16)
+    most = model.spec.target.length
+    limits = [min(most, how.limit or 2 * n + 16) for n in source.layout.sizes]  # each its own, whoever its mates are
     if how.sample:
-        drawn = sample(
-            model, source, limit=limit, temperature=how.temperature, top_k=how.top_k, top_p=how.top_p,
-            seed=how.seed, rows=how.best,
-        )  # fmt: skip
+        cuts = {"temperature": how.temperature, "top_k": how.top_k, "top_p": how.top_p}
+        drawn = sample(model, source, limits=limits, seed=how.seed, rows=how.best, numbers=numbers, **cuts)
         return [sorted(rows, key=lambda h: -h.score) for rows in drawn]
     if how.beams > 1:
-        found = beam(model, source, beams=how.beams, limit=limit, length_penalty=how.length_penalty)
+        found = beam(model, source, beams=how.beams, limits=limits, length_penalty=how.length_penalty)
         return [rows[: how.best] for rows in found]
-    return greedy(model, source, limit=limit)
+    return greedy(model, source, limits=limits)
 
 
 def predict(
@@ -109,14 +117,24 @@ def predict(
     assert model.spec.source is not None
     if not texts:
         return []
-    named = places or [f"input {i + 1}" for i in range(len(texts))]
+    named = places or [f"'{text}'" for text in texts]
     ids = source_ids(source, texts, named, model.spec.source.length - 1, how)
     out: list[list[Prediction]] = [[] for _ in texts]
+    budget = max(1, how.batch_tokens // max(how.beams, how.best))
+    with evaluating(model):
+        for rows in evaluation_batches([len(x) + 1 for x in ids], budget):
+            packed = Ragged.pack([torch.tensor([*ids[i], model.spec.end]) for i in rows]).to(model.device)
+            for i, hypotheses in zip(rows, generate(model, packed, how, rows.tolist()), strict=True):
+                out[i] = [Prediction(target.decode(h.tokens), h.score, h.finished) for h in hypotheses]
+    return out
+
+
+@contextmanager
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """Dropout off, and back to what it was."""
     was_training = model.training
     model.eval()
-    for rows in evaluation_batches([len(x) + 1 for x in ids], max(1, how.batch_tokens // max(how.beams, how.best))):
-        packed = Ragged.pack([torch.tensor([*ids[i], model.spec.end]) for i in rows]).to(model.device)
-        for i, hypotheses in zip(rows, generate(model, packed, how), strict=True):
-            out[i] = [Prediction(target.decode(h.tokens), h.score, h.finished) for h in hypotheses]
-    model.train(was_training)
-    return out
+    try:
+        yield
+    finally:
+        model.train(was_training)

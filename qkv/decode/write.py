@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,27 +22,34 @@ class Hypothesis:
 
 
 def write(
-    model: EncoderDecoder, source: Ragged, *, limit: int, choose: Callable[[Tensor], Tensor], rows: int = 1
+    model: EncoderDecoder,
+    source: Ragged,
+    *,
+    limits: Sequence[int],
+    choose: Callable[[Tensor, int], Tensor],
+    rows: int = 1,
 ) -> list[list[Hypothesis]]:
-    """`rows` outputs a source; `choose` picks a token from each row's log-probabilities [R, vocabulary]."""
+    """`rows` outputs a source, of at most its limit; `choose` picks from each row's log-probabilities at a step."""
     memory = model.encode(source)
-    count = len(source) * rows
-    state = model.begin(memory, count, limit)
-    token = torch.full((count,), model.spec.start, device=source.values.device)
-    total = torch.zeros(count, device=token.device)
-    done = torch.zeros(count, dtype=torch.bool, device=token.device)
+    count, device = len(source) * rows, source.values.device
+    state = model.begin(memory, count, max(limits))
+    token = torch.full((count,), model.spec.start, device=device)
+    total = torch.zeros(count, device=device)
+    ended = torch.zeros(count, dtype=torch.bool, device=device)
+    room = torch.tensor(limits, device=device).repeat_interleave(rows)  # [R]
     written = []
-    for _ in range(limit):
+    for step in range(max(limits)):
         logits, state = model.step(token, state)
         log_probabilities = torch.log_softmax(logits.float(), -1)  # [R, vocabulary]
-        token = choose(log_probabilities)  # [R]
+        token = choose(log_probabilities, step)  # [R]
         chosen = log_probabilities.gather(1, token[:, None]).squeeze(1)
+        done = ended | (room <= step)
         total += torch.where(done, 0.0, chosen)
         written.append(torch.where(done, model.spec.end, token))
-        done = done | (token == model.spec.end)
-        if done.all():
+        ended = ended | (~done & (token == model.spec.end))
+        if (ended | (room <= step + 1)).all():
             break
-    tokens, scores, ends = torch.stack(written, 1).tolist(), total.tolist(), done.tolist()
+    tokens, scores, ends = torch.stack(written, 1).tolist(), total.tolist(), ended.tolist()
     hypotheses = [
         Hypothesis(_until(row, model.spec.end), score, finished)
         for row, score, finished in zip(tokens, scores, ends, strict=True)
@@ -49,30 +57,38 @@ def write(
     return [hypotheses[i : i + rows] for i in range(0, count, rows)]
 
 
-def greedy(model: EncoderDecoder, source: Ragged, *, limit: int) -> list[list[Hypothesis]]:
+def greedy(model: EncoderDecoder, source: Ragged, *, limits: Sequence[int]) -> list[list[Hypothesis]]:
     """The likeliest token at each step."""
-    return write(model, source, limit=limit, choose=lambda log_probabilities: log_probabilities.argmax(-1))
+    return write(model, source, limits=limits, choose=lambda log_probabilities, _: log_probabilities.argmax(-1))
 
 
 def sample(
     model: EncoderDecoder,
     source: Ragged,
     *,
-    limit: int,
+    limits: Sequence[int],
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
     seed: int = 0,
     rows: int = 1,
+    numbers: Sequence[int] | None = None,
 ) -> list[list[Hypothesis]]:
-    """Tokens drawn from the model's distribution, sharpened and cut; the same for the same seed."""
-    generator = torch.Generator(source.values.device).manual_seed(seed)
+    """Tokens drawn from the model's distribution, sharpened and cut.
 
-    def draw(log_probabilities: Tensor) -> Tensor:
-        kept = cut(log_probabilities / temperature, top_k, top_p)
-        return torch.multinomial(torch.softmax(kept, -1), 1, generator=generator).squeeze(1)
+    A source's draws come from the seed and its number alone: neither its batch mates nor the device change them.
+    """
+    keys = [(n, row) for n in (numbers if numbers is not None else range(len(source))) for row in range(rows)]
+    uniform = [np.random.Generator(np.random.PCG64([seed, *key])).random(max(limits)) for key in keys]
+    draws = torch.tensor(np.stack(uniform), dtype=torch.float32, device=source.values.device)  # [R, limit]
 
-    return write(model, source, limit=limit, choose=draw, rows=rows)
+    def draw(log_probabilities: Tensor, step: int) -> Tensor:
+        chances = torch.softmax(cut(log_probabilities / temperature, top_k, top_p), -1)  # [R, vocabulary]
+        below = chances.cumsum(-1) <= draws[:, step : step + 1] * chances.sum(-1, keepdim=True)
+        last = chances.shape[-1] - 1 - (chances.flip(-1) > 0).int().argmax(-1)  # rounding never picks the impossible
+        return torch.minimum(below.sum(-1), last)
+
+    return write(model, source, limits=limits, choose=draw, rows=rows)
 
 
 def cut(scores: Tensor, top_k: int | None, top_p: float | None) -> Tensor:

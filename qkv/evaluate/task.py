@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from qkv.data.batches import EncodedPairs, evaluation_batches
-from qkv.data.pair import Example
+from qkv.data.pair import Example, Pair, group
 from qkv.decode import Decoding, Prediction, predict, score
 from qkv.errors import InputError
 from qkv.evaluate.error_rate import error_rates
@@ -27,8 +27,9 @@ class Scores:
     predictions: list[str]
 
 
-def evaluate(loaded: Loaded, examples: Sequence[Example], how: Decoding | None = None) -> Scores:
-    """Error rates of the best outputs; any listed reference counts as right."""
+def evaluate(loaded: Loaded, data: Sequence[Example] | Sequence[Pair], how: Decoding | None = None) -> Scores:
+    """Error rates of the best outputs; any listed reference counts as right. Pairs are grouped by their source."""
+    examples = [e for e in data if isinstance(e, Example)] or group([p for p in data if isinstance(p, Pair)])
     found = predict(loaded, [e.source for e in examples], how, [e.where for e in examples])
     best = [rows[0] if rows else Prediction("", 0.0, False) for rows in found]
     rates = error_rates([p.text for p in best], [e.references for e in examples])

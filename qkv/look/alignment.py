@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 
 from qkv.errors import InputError, nearest
+from qkv.files import write_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -323,13 +323,4 @@ def _write(figure: Figure, file: Path) -> None:
     dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)  # the same weights give the same file
     with rc_context({"svg.hashsalt": "qkv"}):
         figure.savefig(drawn, format=kind, metadata=dates)
-    beside = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        beside.write_bytes(drawn.getvalue())
-        os.replace(beside, file)
-    except OSError as error:
-        with suppress(OSError):
-            beside.unlink(missing_ok=True)
-        raise InputError(
-            f"{file}: cannot be written ({error.strerror}); choose a folder that you may write to"
-        ) from None
+    write_bytes(file, drawn.getvalue())

@@ -79,8 +79,8 @@ class Cost:
 
     @property
     def training_token(self) -> float:
-        """A real token of either side, which is what a batch's budget counts."""
-        return self.training_pair / (self.source_length + self.target_length)
+        """A token as a batch's budget counts it: a sequence's start or end, which M and N hold, is not one."""
+        return self.training_pair / _budgeted(self.source_length, self.target_length)
 
     @property
     def run(self) -> float | None:
@@ -88,6 +88,10 @@ class Cost:
         if self.steps is None or self.batch_tokens is None:
             return None
         return self.steps * self.batch_tokens * self.training_token
+
+
+def _budgeted(m: int, n: int) -> int:
+    return max(1, max(0, m - 1) + max(0, n - 1))
 
 
 @dataclass(frozen=True)
@@ -129,7 +133,7 @@ def cost(
     memory = {"weights": weights, "gradients": weights, "Adam moments": 2 * weights}
     if batch_tokens is not None:
         pair = sum(p.kept * p.layers * lengths[p.times] for p in pieces)
-        memory["activations (estimate)"] = round(pair * batch_tokens / (m + n)) * _FLOAT
+        memory["activations (estimate)"] = round(pair * batch_tokens / _budgeted(m, n)) * _FLOAT
     by_source: tuple[Times, ...] = ("M", "M²") if model.decoder is not None else ("M", "M²", "1")
     return Cost(
         family=model.family,

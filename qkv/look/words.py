@@ -10,7 +10,7 @@ from torch import Tensor
 
 from qkv.data.batches import EncodedPairs
 from qkv.decode import Decoding, predict
-from qkv.decode.predict import source_ids
+from qkv.decode.predict import evaluating, source_ids
 from qkv.errors import InputError, nearest
 from qkv.look.capture import attentions, capture
 from qkv.nn import EncoderDecoder
@@ -47,8 +47,7 @@ def alignments(
     ids = source_ids(source, texts, places, model.spec.source.length - 1, how)
     pairs = EncodedPairs(ids, target.encode_batch(list(targets)))
     batch = inputs(pairs.take(range(len(pairs))), start=model.spec.start, end=model.spec.end, device=model.device)
-    model.eval()
-    with torch.no_grad(), capture(model, layers=[name]) as maps:
+    with evaluating(model), torch.no_grad(), capture(model, layers=[name]) as maps:
         model(batch.source, batch.target)
     end = target.tokens([model.spec.end])
     across = [source.tokens(i) + end for i in ids]

@@ -125,8 +125,8 @@ def _plan(queries: Layout, keys: Layout, *, grouped: bool, causal: bool) -> Plan
     """Worked out once a pair of layouts and kept with it; not `grouped`: one group, and a row a sequence."""
     name = ("plan", id(keys), grouped, causal)
     if name not in queries.plans:
-        # holding `keys` keeps its id from being used again
-        queries.plans[name] = (_worked_out(queries, keys, grouped, causal), keys)
+        # holding `keys` keeps its id from being used again; holding itself would keep a layout alive for ever
+        queries.plans[name] = (_worked_out(queries, keys, grouped, causal), None if keys is queries else keys)
     plan: Plan = queries.plans[name][0]
     return plan
 
@@ -182,7 +182,7 @@ class _Side:
     def __init__(self, layout: Layout, order: list[int], rows: list[int], wide: list[int], cuts: list[int]):
         self.longest = [max(wide[begin:end]) for begin, end in pairwise(cuts)]  # a group each
         self.counts = [end - begin for begin, end in pairwise(cuts)]  # rows of each group
-        self.lengths, self.positions = layout.lengths.cpu(), layout.positions.cpu()
+        self.lengths, self.positions = layout.host
         sequences, begins = torch.tensor(order), torch.tensor(rows)
         sizes = self.lengths[sequences]  # [B] in the order of the groups
         before = sizes.cumsum(0) - sizes

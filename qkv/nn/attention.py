@@ -25,6 +25,8 @@ class Attention(nn.Module):
 
     def __init__(self, s: spec.Attention):
         super().__init__()
+        if s.heads < 1:
+            raise InputError(f"attention needs at least one head, not {s.heads}")
         for width in (s.width, s.memory_width) if not s.project else (s.width,) if s.key is None else ():
             if width % s.heads:
                 raise InputError(f"a width of {width} does not divide into {s.heads} heads")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 
@@ -47,8 +46,6 @@ class Cache:
 
     def reorder(self, rows: Tensor) -> None:
         """Row i goes on from what row rows[i] remembers: how a beam changes its mind."""
-        if torch.equal(rows, torch.arange(len(rows), device=rows.device)):
-            return
         n = self.filled
         self.keys[:, :, :n] = self.keys[:, :, :n].index_select(0, rows)
         self.values[:, :, :n] = self.values[:, :, :n].index_select(0, rows)

@@ -118,6 +118,11 @@ class EncoderDecoder(_Stepping):
     def __init__(self, s: spec.Model):
         super().__init__(s)
         assert s.decoder is not None  # else build had chosen another shell
+        if s.shared and s.source is not None and s.target is not None and s.source.vocabulary != s.target.vocabulary:
+            sizes = f"{s.source.vocabulary} and {s.target.vocabulary} tokens"
+            raise InputError(
+                f"model.shared: source and target have {sizes}; one table needs one vocabulary (text.joint)"
+            )
         self.source = _embed(s.source, "source")
         self.encoder = _encoder(s.encoder)
         self.target = _embed(s.target, "target")
@@ -158,6 +163,9 @@ def build(s: spec.Model) -> Encoder | Decoder | EncoderDecoder:
     shell: Any = Encoder if s.decoder is None else Decoder if s.encoder is None else EncoderDecoder
     model: Encoder | Decoder | EncoderDecoder = shell(s)
     model.apply(_initialise)
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):  # after the matrices: a tied output matrix is an embedding
+            nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
     return model
 
 
@@ -187,6 +195,9 @@ def _head(s: spec.Head | None) -> LanguageModelHead | SequenceHead | None:
 def _language_model_head(s: spec.Model) -> LanguageModelHead:
     if s.head is None or s.head.kind != "lm":
         raise InputError(f"{s.family}: a model that writes needs a head of kind 'lm'")
+    tied = s.target if s.head.tied else None
+    if tied is not None and (tied.vocabulary, tied.width) != (s.head.outputs, s.head.width):
+        raise InputError(f"{s.family}: a head tied to the target embedding needs its vocabulary and its width")
     return LanguageModelHead(s.head)
 
 
@@ -196,7 +207,5 @@ def _initialise(module: nn.Module) -> None:
         nn.init.xavier_uniform_(module.weight)
         if module.bias is not None:
             nn.init.zeros_(module.bias)
-    elif isinstance(module, nn.Embedding):
-        nn.init.normal_(module.weight, std=module.weight.shape[1] ** -0.5)
     elif isinstance(module, Learned):
         nn.init.normal_(module.weight, std=0.02)

@@ -20,6 +20,7 @@ class TimeMajor(NamedTuple):
     permutation: Tensor  # [T] packed place of each time-major token
     inverse: Tensor  # [T] time-major place of each packed token
     alive: list[int]  # how many sequences reach step t
+    rows: list[int]  # `order`, on the host
 
 
 class Layout:
@@ -35,6 +36,7 @@ class Layout:
         ends = lengths.cumsum(0)
         starts = ends - lengths
         place = torch.arange(self.total) - starts.repeat_interleave(lengths)
+        self.host = lengths, place  # kept where they were made: asking the device for them would wait for it
         self.lengths = lengths.to(device)  # [B]
         self.offsets = torch.cat([ends.new_zeros(1), ends]).to(torch.int32).to(device)  # [B + 1]
         self.positions = place.to(device)  # [T] each token's place in its own sequence
@@ -72,7 +74,7 @@ class Layout:
             inverse = torch.empty_like(permutation)
             inverse[permutation] = torch.arange(self.total)
             on = self.device
-            self.plans["time"] = TimeMajor(order.to(on), permutation.to(on), inverse.to(on), alive)
+            self.plans["time"] = TimeMajor(order.to(on), permutation.to(on), inverse.to(on), alive, order.tolist())
         found: TimeMajor = self.plans["time"]
         return found
 

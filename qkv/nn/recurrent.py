@@ -27,7 +27,7 @@ State = list[tuple[Tensor, ...]]  # a layer: (h,) for a GRU, (h, c) for an LSTM;
 class Recurrent(nn.Module):
     """LSTM or GRU, one direction or both, over ragged sequences without padding.
 
-    A layer is a module of its own and dropout between them is ours: what cuDNN draws inside a deep LSTM comes from a
+    A layer is a module of its own and the dropout after it is ours: what cuDNN draws inside a deep LSTM comes from a
     state of its own, which no checkpoint can hold.
     """
 
@@ -81,7 +81,7 @@ class RecurrentDecoder(nn.Module):
         `feed` maps a step's hidden [R, hidden] to the embedding [R, width] of what the model would say, at a place.
         """
         time = x.layout.time_major()
-        rows = time.order.tolist()
+        rows = time.rows
         steps = torch.split(x.values[time.permutation], time.alive)
         state = self.start(memory, len(x))
         state.reorder(time.order)

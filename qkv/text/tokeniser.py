@@ -6,13 +6,13 @@ Every tokeniser has the same four special tokens at ids 0..3. They are structure
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from qkv.errors import InputError, nearest
+from qkv.files import write_text
 
 PAD, UNK, START, END = "<pad>", "<unk>", "<s>", "</s>"
 SPECIALS = (PAD, UNK, START, END)
@@ -95,15 +95,8 @@ class Tokeniser:
         return str(label).translate(_VISIBLE)
 
     def save(self, path: str | Path) -> None:
-        """Write tokenizers' own JSON beside `path` and rename it there, so that no reader ever meets half a file."""
-        path = Path(path)
-        beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        try:
-            beside.write_text(self._tokenizer.to_str(pretty=True), encoding="utf-8")
-            os.replace(beside, path)
-        except OSError as problem:
-            beside.unlink(missing_ok=True)
-            raise InputError(f"{path}: cannot write the tokeniser ({problem.strerror}); choose another place") from None
+        """Writes tokenizers' own JSON; no reader ever meets half a file."""
+        write_text(Path(path), self._tokenizer.to_str(pretty=True))
 
     @classmethod
     def load(cls, path: str | Path) -> Tokeniser:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 
-from qkv.data.batches import Place
 from qkv.errors import InputError
 from qkv.train.optimiser import restore, state_tensors
 from qkv.weights.file import load_tensors, save_tensors
@@ -32,10 +31,7 @@ class Progress:
     tokens: int = 0
     seconds: float = 0.0  # spent in training steps
     finished: bool = False
-
-    @property
-    def place(self) -> Place:
-        return Place(self.epoch, self.index)
+    data: str = ""  # a digest of the training pairs: a place among others means nothing
 
 
 def snapshot(folder: Path, step: int) -> Path:
@@ -70,13 +66,13 @@ def load_last(folder: Path, model: AnyModel, optimiser: torch.optim.Optimizer) -
     for key, tensor in tensors.items():
         part, _, name = key.partition(".")
         parts.setdefault(part, {})[name] = tensor
+    fill(model, parts["model"], str(path), assign=False)  # the optimiser holds the parameters: fill, do not replace
     try:
         progress = Progress(**json.loads(notes["progress"]))
-    except (KeyError, TypeError, json.JSONDecodeError):
-        raise InputError(f"{path}: not a checkpoint of qkv's; remove it to train afresh") from None
-    fill(model, parts["model"], str(path), assign=False)  # the optimiser holds the parameters: fill, do not replace
-    restore(optimiser, parts["optimiser"])
-    torch.set_rng_state(parts["random"]["cpu"])
+        restore(optimiser, parts["optimiser"])
+        torch.set_rng_state(parts["random"]["cpu"])
+    except (KeyError, TypeError, ValueError, RuntimeError):
+        raise InputError(f"{path}: not a whole checkpoint of qkv's; remove it to train afresh") from None
     if "cuda" in parts["random"] and model.device.type == "cuda":
         torch.cuda.set_rng_state(parts["random"]["cuda"], model.device)
     return progress

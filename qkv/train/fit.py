@@ -6,7 +6,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,14 +19,16 @@ from qkv.data.batches import Batch, Batches
 from qkv.decode import Decoding
 from qkv.errors import InputError
 from qkv.evaluate import evaluate
+from qkv.files import write_text
 from qkv.nn import EncoderDecoder, build
+from qkv.nn.feedforward import FeedForward
 from qkv.objectives.seq2seq import inputs, loss
 from qkv.train.checkpoint import BEST, load_last, save_last, save_weights, snapshot
 from qkv.train.optimiser import optimiser
 from qkv.train.recipe import Recipe, peak, read_recipe, to_yaml
 from qkv.train.schedule import rate
 from qkv.train.task import Task, prepare
-from qkv.weights.file import average, load_tensors, save_tensors, write_text
+from qkv.weights.file import average, load_tensors, save_tensors
 from qkv.weights.folder import SOURCE, SPEC, TARGET, WEIGHTS, Loaded, fill
 
 LOG, RECIPE = "log.jsonl", "recipe.yaml"
@@ -51,9 +53,16 @@ def fit(recipe: Recipe, folder: str | Path, *, device: str | None = None) -> Ite
     run = _Run(recipe, folder, task, torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
     run.write_down()
     for record in run.train():
-        with open(folder / LOG, "a", encoding="utf-8") as log:
-            log.write(json.dumps({"kind": record.kind, "step": record.step} | record.values) + "\n")
+        _log(folder / LOG, record)
         yield record
+
+
+def _log(path: Path, record: Record) -> None:
+    try:
+        with open(path, "a", encoding="utf-8") as log:
+            log.write(json.dumps({"kind": record.kind, "step": record.step} | record.values) + "\n")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written: {error.strerror}; free some space and run it again") from None
 
 
 class _Run:
@@ -74,8 +83,15 @@ class _Run:
         self.model = model.to(device)
         self.optimiser = optimiser(self.model, recipe.train)
         self.progress = load_last(folder, self.model, self.optimiser)
+        digest = task.pairs.digest()
+        if self.progress.step and self.progress.data != digest:
+            raise InputError(
+                f"{folder}: was begun with other training data; bring that back, or choose another --output"
+            )
+        self.progress.data = digest
         self.peak = peak(recipe, task.spec)
-        self.forward: Callable[..., Any] = torch.compile(self.model) if recipe.train.compile else self.model
+        if recipe.train.compile:
+            _compile(self.model)
         can = device.type == "cuda" and torch.cuda.is_bf16_supported()
         half = recipe.train.precision == "bf16" or (recipe.train.precision == "auto" and can)
         if half and not can:
@@ -99,7 +115,7 @@ class _Run:
         recipe, progress = self.recipe.train, self.progress
         batches = Batches(self.task.pairs, recipe.batch_tokens, self.recipe.seed, recipe.workers)
         save_every = recipe.save_every or self.recipe.valid.every
-        since, began, summed = progress.step, time.perf_counter(), _Sums(self.device)
+        summed = _Sums(self.device)
         self.model.train()
         stream = batches.from_place(progress.epoch, progress.index)
         while progress.step < recipe.steps and not progress.finished:
@@ -110,15 +126,18 @@ class _Run:
             progress.tokens += batch.tokens
             last = progress.step == recipe.steps
             if progress.step % recipe.log_every == 0 or last:
-                values = summed.take(progress.step - since, time.perf_counter() - began)
-                progress.seconds += time.perf_counter() - began
+                values, seconds = summed.take()
+                progress.seconds += seconds
                 yield Record("train", progress.step, values | {"learning_rate": learning_rate, "epoch": place.epoch})
-                since, began = progress.step, time.perf_counter()
+                summed.go_on()
             if progress.step % self.recipe.valid.every == 0 or last:
+                summed.pause()
                 yield self.validate()
-                began = time.perf_counter()
+                summed.go_on()
             if progress.step % save_every == 0 or last or progress.finished:
+                summed.pause()
                 save_last(self.folder, self.model, self.optimiser, progress)
+                summed.go_on()
         yield self.finish()
 
     def step(self, batch: Batch, summed: _Sums) -> float:
@@ -130,7 +149,7 @@ class _Run:
             ids = inputs(part, start=self.task.spec.start, end=end, device=self.device)
             context: AbstractContextManager[Any] = self.autocast()
             with context:
-                total = loss(self.forward, ids, smoothing=recipe.smoothing, own=recipe.own, agree=recipe.agree)
+                total = loss(self.model, ids, smoothing=recipe.smoothing, own=recipe.own, agree=recipe.agree)
             (total / targets).backward()
             summed.add(total.detach(), len(ids.labels), part.tokens)
         if recipe.clip is not None:
@@ -180,26 +199,45 @@ class _Run:
 
 
 class _Sums:
-    """Loss and tokens since the last record, kept on the device so that no step waits for it."""
+    """Loss, tokens and time since the last record; the loss stays on the device so that no step waits for it."""
 
     def __init__(self, device: torch.device):
         self.loss = torch.zeros((), device=device)
         self.targets = self.tokens = 0
+        self.seconds, self.since = 0.0, time.perf_counter()
+
+    def pause(self) -> None:
+        """What comes now is not training."""
+        if self.loss.device.type == "cuda":
+            torch.cuda.synchronize(self.loss.device)
+        self.seconds += time.perf_counter() - self.since
+
+    def go_on(self) -> None:
+        self.since = time.perf_counter()
 
     def add(self, total: torch.Tensor, targets: int, tokens: int) -> None:
         self.loss += total
         self.targets += targets
         self.tokens += tokens
 
-    def take(self, steps: int, seconds: float) -> dict[str, float]:
-        values = {
-            "loss": float(self.loss) / max(1, self.targets),
-            "tokens_per_second": self.tokens / seconds,
-            "seconds_per_step": seconds / max(1, steps),
-        }
+    def take(self) -> tuple[dict[str, float], float]:
+        """The values since the last time, and the seconds of training; the clock stands until it is told to go on."""
+        self.pause()
+        seconds = self.seconds
+        values = {"loss": float(self.loss) / self.targets, "tokens_per_second": self.tokens / seconds}
         self.loss.zero_()
         self.targets = self.tokens = 0
-        return values
+        self.seconds = 0.0
+        return values, seconds
+
+
+def _compile(model: torch.nn.Module) -> None:
+    """Compiles what works token by token, once for any number of them; attention has its own kernels."""
+    parts = [m for m in model.modules() if isinstance(m, FeedForward)]
+    if not parts:
+        raise InputError("train.compile: this model has no feed-forward layers to compile; leave it out")
+    for part in parts:
+        part.compile(dynamic=True)
 
 
 def _step(line: str) -> float:

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qkv import spec
+from qkv.data.pair import Pair
 from qkv.errors import InputError
+from qkv.text.tokeniser import Tokeniser
 from qkv.train.fit import RECIPE
 from qkv.train.recipe import Recipe, model_spec, read_recipe
 from qkv.train.task import read_part, tokenisers
-from qkv.weights.folder import SPEC
+from qkv.weights.folder import SOURCE, SPEC, TARGET
 
 _UNKNOWN_LENGTH = 32  # where no data says how long a sequence is
 
@@ -36,10 +38,13 @@ def measure(what: Path, changes: list[str], vocabulary: str | None) -> Measured:
     except InputError as error:
         raise InputError(f"{error} (without the data, give --vocabulary SOURCE,TARGET)") from None
     source, target = tokenisers(recipe.text, pairs)
+    return _counted(model_spec(recipe, source=source.size, target=target.size), recipe, pairs, source, target)
+
+
+def _counted(s: spec.Model, recipe: Recipe, pairs: list[Pair], source: Tokeniser, target: Tokeniser) -> Measured:
     part = pairs[:: max(1, len(pairs) // 2000)]
-    m = _mean(source.encode_batch([p.source for p in part]))
-    n = _mean(target.encode_batch([p.target for p in part]))
-    return Measured(model_spec(recipe, source=source.size, target=target.size), m, n, recipe)
+    sides = source.encode_batch([p.source for p in part]), target.encode_batch([p.target for p in part])
+    return Measured(s, *(max(1, round(sum(map(len, ids)) / len(ids)) + 1) for ids in sides), recipe)  # and start or end
 
 
 def _run(folder: Path, changes: list[str]) -> Measured:
@@ -48,8 +53,15 @@ def _run(folder: Path, changes: list[str]) -> Measured:
     path = folder / SPEC
     if not path.is_file():
         raise InputError(f"{folder}: not a model folder (it has no {SPEC})")
+    s = spec.from_json(path.read_text("utf-8"), str(path))
     recipe = read_recipe(folder / RECIPE) if (folder / RECIPE).is_file() else None
-    return _assumed(spec.from_json(path.read_text("utf-8"), str(path)), recipe)
+    if recipe is None:
+        return _assumed(s, None)
+    try:
+        pairs = read_part(recipe.data, "train")
+    except InputError:  # a run that was brought here without its data
+        return _assumed(s, recipe)
+    return _counted(s, recipe, pairs, Tokeniser.load(folder / SOURCE), Tokeniser.load(folder / TARGET))
 
 
 def _assumed(s: spec.Model, recipe: Recipe | None) -> Measured:
@@ -63,7 +75,3 @@ def _sizes(vocabulary: str) -> tuple[int, int]:
     except ValueError:
         raise InputError(f"--vocabulary is two sizes such as 30,40, not '{vocabulary}'") from None
     return source, target
-
-
-def _mean(ids: list[list[int]]) -> int:
-    return max(1, round(sum(map(len, ids)) / len(ids)) + 1)  # and the start or end token

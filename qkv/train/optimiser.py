@@ -5,15 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from qkv.errors import InputError
 from qkv.train.recipe import Training
 
 
 def optimiser(model: nn.Module, recipe: Training) -> torch.optim.Optimizer:
-    """Adam (Kingma & Ba 2015) or AdamW (Loshchilov & Hutter 2019); vectors and scalars are not decayed."""
-    matrices = [p for p in model.parameters() if p.dim() > 1]
-    others = [p for p in model.parameters() if p.dim() <= 1]
-    decay = recipe.weight_decay if recipe.optimiser == "adamw" else 0.0
-    groups = [{"params": matrices, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}]
+    """Adam (Kingma & Ba 2015) or AdamW (Loshchilov & Hutter 2019); biases and norms are not decayed."""
+    if recipe.weight_decay and recipe.optimiser == "adam":
+        raise InputError("train.weight_decay: plain adam has none; choose optimiser: adamw, or set it to 0")
+    parameters = list(model.named_parameters())
+    matrices = [p for name, p in parameters if p.dim() > 1 and not name.endswith("bias")]
+    others = [p for name, p in parameters if p.dim() <= 1 or name.endswith("bias")]
+    groups = [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": others, "weight_decay": 0.0}]
     kind = torch.optim.AdamW if recipe.optimiser == "adamw" else torch.optim.Adam
     return kind(groups, lr=recipe.learning_rate, betas=tuple(recipe.betas), eps=recipe.epsilon, fused=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -32,7 +33,7 @@ def show(records: Iterable[Record], steps: int) -> bool:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    console, seen = Console(stderr=True), False
+    console = Console(stderr=True)
     columns = (
         TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
         BarColumn(),
@@ -41,26 +42,20 @@ def show(records: Iterable[Record], steps: int) -> bool:
         TextColumn("left"),
         TimeRemainingColumn(elapsed_when_finished=False),
     )
+    iterator = iter(records)
+    with console.status("reading the data"):
+        first = next(iterator, None)
+    if first is None:
+        return False
     with Progress(*columns, console=console, speed_estimate_period=120) as bar:
-        with console.status("reading the data"):
-            iterator = iter(records)
-            first = next(iterator, None)
-        if first is None:
-            return False
         task = bar.add_task("", total=steps, loss=float("nan"), speed=0)
-        for record in _chain(first, iterator):
-            seen = True
+        for record in itertools.chain([first], iterator):
             if record.kind == "train":
                 loss, speed = record.values["loss"], record.values["tokens_per_second"]
                 bar.update(task, completed=record.step, loss=loss, speed=speed)
             else:
                 bar.console.print(line(record), highlight=False)
-    return seen
-
-
-def _chain(first: Record, rest: Iterator[Record]) -> Iterator[Record]:
-    yield first
-    yield from rest
+    return True
 
 
 def events(records: Iterable[Record], folder: Path) -> Iterator[Record]:
@@ -69,10 +64,12 @@ def events(records: Iterable[Record], folder: Path) -> Iterator[Record]:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise InputError("--tensorboard needs the package: pip install 'qkv[tensorboard]'") from None
-    writer = SummaryWriter(str(folder / "tensorboard"))
+    writer = None
     for record in records:
+        writer = writer or SummaryWriter(str(folder / "tensorboard"))  # not before the run has claimed its folder
         for name, value in record.values.items():
             writer.add_scalar(f"{record.kind}/{name}", value, record.step)
         writer.flush()
         yield record
-    writer.close()
+    if writer is not None:
+        writer.close()

@@ -215,7 +215,6 @@ def shape(recipe: Recipe, where: str = "recipe") -> Any:
     except ValidationError as error:
         first = error.errors()[0]
         raise InputError(f"{where}: {_explain('.'.join(['model', *map(str, first['loc'])]), first)}") from None
-
     for key in fields:
         value = getattr(found, key)
         if isinstance(value, int) and not isinstance(value, bool) and value < 1:
@@ -237,6 +236,8 @@ def peak(recipe: Recipe, s: spec.Model) -> float:
     if recipe.train.paper_rate is None:
         return recipe.train.learning_rate
     assert s.target is not None
+    if not recipe.train.warmup:
+        raise InputError("train.paper_rate: the paper's schedule needs a warm-up; set train.warmup to 1 or more")
     return paper_peak(s.target.width, recipe.train.warmup, recipe.train.paper_rate)
 
 

@@ -83,6 +83,8 @@ def prepare(recipe: Recipe, folder: Path) -> Task:
         valid = [valid[i * len(valid) // recipe.valid.examples] for i in range(recipe.valid.examples)]
     encoded = _encode(recipe, pairs, source, target, s)
     assert s.source is not None
+    if recipe.data.too_long == "drop":
+        valid = [e for e in valid if len(source.encode(e.source)) < s.source.length]
     how = Decoding(unknown=recipe.data.unknown)  # what cannot be read is said before training, not hours into it
     source_ids(source, [e.source for e in valid], [e.where for e in valid], s.source.length - 1, how)
     return Task(encoded, valid, source, target, s)

@@ -1,10 +1,8 @@
-"""Tensors in safetensors files, and files that are either whole or not there."""
+"""Tensors in safetensors files."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -13,48 +11,28 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from qkv.errors import InputError
-
-
-def write_whole(path: Path, write: Callable[[Path], None]) -> None:
-    """Writes beside and renames: a kill or a full disk leaves the earlier file as it was."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write(beside)
-        with open(beside, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    except (OSError, SafetensorError) as error:
-        with contextlib.suppress(OSError):
-            beside.unlink()
-        kept = "; the earlier file is intact" if path.exists() else ""
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise InputError(f"{path}: cannot be saved: {reason}{kept}; free some space or choose another folder") from None
-    except BaseException:
-        with contextlib.suppress(OSError):
-            beside.unlink()
-        raise
-
-
-def write_text(path: Path, text: str) -> None:
-    def write(beside: Path) -> None:
-        beside.write_text(text, encoding="utf-8")
-
-    write_whole(path, write)
+from qkv.files import write_whole
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str, str] | None = None) -> None:
     """Named tensors and short notes in one safetensors file."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    write_whole(path, lambda beside: save_file(plain, str(beside), metadata=dict(notes or {})))
+
+    def write(beside: Path) -> None:
+        try:
+            save_file(plain, str(beside), metadata=dict(notes or {}))
+        except SafetensorError as error:  # it wraps what the system said
+            raise OSError(str(error)) from None
+
+    write_whole(path, write)
 
 
-def load_tensors(path: Path, device: str = "cpu") -> tuple[dict[str, Tensor], dict[str, str]]:
+def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The inverse of `save_tensors`; a missing, damaged or foreign file is refused by name."""
     if not path.is_file():
         raise InputError(f"{path}: no such file; train a model there first, or check the path")
     try:
-        with safe_open(str(path), framework="pt", device=device) as file:
+        with safe_open(str(path), framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
     except (SafetensorError, OSError, ValueError) as error:
         raise InputError(

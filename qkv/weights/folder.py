@@ -11,10 +11,11 @@ from torch import Tensor
 
 from qkv import spec
 from qkv.errors import InputError
+from qkv.files import write_text
 from qkv.nn import Decoder, Encoder, EncoderDecoder, build
 from qkv.nn.position import Sinusoid
 from qkv.text.tokeniser import Tokeniser
-from qkv.weights.file import load_tensors, save_tensors, write_text
+from qkv.weights.file import load_tensors, save_tensors
 
 AnyModel = Encoder | Decoder | EncoderDecoder
 
@@ -58,7 +59,9 @@ def fill(model: AnyModel, tensors: Mapping[str, Tensor], where: str, *, assign: 
             raise InputError(
                 f"{where}: '{name}' is {there} there and {here} in this model; they do not belong together"
             )
-    model.load_state_dict(dict(tensors), strict=False, assign=assign)
+    # a checkpoint in half or double precision becomes what the model computes in
+    same = {name: tensor.to(wanted[name].dtype) for name, tensor in tensors.items()}
+    model.load_state_dict(same, strict=False, assign=assign)
     if assign:
         model.tie()
 
@@ -82,7 +85,7 @@ def save(loaded: Loaded, folder: str | Path) -> None:
     save_tensors(folder / WEIGHTS, state(loaded.model))
 
 
-def load(folder: str | Path, device: str | torch.device = "cpu", weights: str = WEIGHTS) -> Loaded:
+def load(folder: str | Path, device: str | torch.device = "cpu") -> Loaded:
     """Reads a model folder; the model is in evaluation mode."""
     folder = Path(folder)
     if not folder.is_dir():
@@ -94,10 +97,10 @@ def load(folder: str | Path, device: str | torch.device = "cpu", weights: str = 
         model = hollow(spec.from_json(path.read_text(encoding="utf-8"), str(path)))
     except UnicodeDecodeError:
         raise InputError(f"{path}: not text; is this a model folder?") from None
-    if not (folder / weights).is_file() and (folder / "last.safetensors").is_file():
+    if not (folder / WEIGHTS).is_file() and (folder / "last.safetensors").is_file():
         raise InputError(f"{folder}: training has not finished; run the same qkv train again to resume it")
-    tensors, _ = load_tensors(folder / weights)
-    fill(model, tensors, str(folder / weights), assign=True)
+    tensors, _ = load_tensors(folder / WEIGHTS)
+    fill(model, tensors, str(folder / WEIGHTS), assign=True)
     source, target = Tokeniser.load(folder / SOURCE), Tokeniser.load(folder / TARGET)
     for tokeniser, embed, name in ((source, model.spec.source, SOURCE), (target, model.spec.target, TARGET)):
         if embed is not None and tokeniser.size != embed.vocabulary:

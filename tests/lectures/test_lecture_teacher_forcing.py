@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from qkv.decode import score
 from qkv.nn import Ragged
 
 sys.path.append(str(Path(__file__).parents[1] / "unit" / "decode"))
-from writers import sources, tiny
+from writers import Written, sources, tiny
 
 # the slide's eight columns: each word's probability at its step, whatever was read before
 TABLES = [
@@ -32,12 +31,25 @@ REFERENCE = ["The", "gray", "fluffy", "cat", "meowed", "very", "loudly", "EOS"]
 def test_the_worked_example_sums_the_references_log_probabilities():
     """Slide "Teacher Forcing vs. No Teacher Forcing": log.2 + log.12 + log.2 + log.19 + log.3 + log.2 + log.2 + …
 
-    The slide's table gives EOS .3 and its sum says log .2; we take the table.
+    Without a teacher the likeliest words are read ("The black fluffy dog meowed …"); "gray" and "cat" are scored all
+    the same. The slide's table gives EOS .3 and its sum says log .2; the table is a distribution, so we follow it.
     """
+    words = sorted({word for table in TABLES for word in table} - {"EOS"})
+    ids = {word: 4 + i for i, word in enumerate(words)} | {"EOS": 3}
+    others = range(4 + len(words), 24 + len(words))  # the slide's "…": the rest of the vocabulary
+    said: tuple[int, ...] = ()
+    told = {}
+    for table in TABLES:
+        rest = (1 - sum(table.values())) / len(others)
+        told[said] = {ids[word]: p for word, p in table.items()} | dict.fromkeys(others, rest)
+        said = (*said, ids[max(table, key=table.get)])
+    model = Written(told, 24 + len(words))
+    labels = torch.tensor([ids[word] for word in REFERENCE])
+    target = Ragged.pack([torch.tensor([2, *labels[:-1]])])
+    found = score(model, sources(3), target, labels, free=True)
     shown = [0.2, 0.12, 0.2, 0.19, 0.3, 0.2, 0.2, 0.3]
-    assert [TABLES[t][word] for t, word in enumerate(REFERENCE)] == shown
-    loss = -sum(math.log(p) for p in shown) / len(shown)
-    assert loss == pytest.approx(1.5783, abs=1e-4)
+    assert found.values.exp().tolist() == pytest.approx(shown, abs=1e-5)
+    assert -found.values.mean().item() == pytest.approx(1.5783, abs=1e-4)
 
 
 def test_without_a_teacher_the_model_reads_its_own_words_and_the_reference_is_scored():

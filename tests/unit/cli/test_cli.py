@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -65,8 +66,10 @@ def test_predict_gives_one_line_an_input_from_words_file_and_stdin(home, tmp_pat
 def test_predict_gives_the_n_best_with_falling_scores(home):
     done = qkv("predict", home / "rnn", "bad", "--best", 3, "--length-penalty", 0)
     rows = [line.split("\t") for line in done.stdout.splitlines()]
+    scores = [float(row[1]) for row in rows]
     assert [row[0] for row in rows] == ["bad"] * 3
     assert len({row[2] for row in rows}) == 3
+    assert scores == sorted(scores, reverse=True)
 
 
 def test_predict_samples_the_same_for_the_same_seed(home):
@@ -153,7 +156,8 @@ def test_two_files_of_different_length_are_counted(home, tmp_path):
     (tmp_path / "a").write_text("x\ny\n")
     (tmp_path / "b").write_text("x\n")
     changes = ["data.format=aligned", f"data.train=[{tmp_path}/a, {tmp_path}/b]"]
-    must_refuse(qkv("train", home / "rnn.yaml", *changes, "-o", tmp_path / "r"), "2", "1")
+    done = qkv("train", home / "rnn.yaml", *changes, "-o", tmp_path / "r")
+    must_refuse(done, f"{tmp_path}/a", "2 lines", "1")
 
 
 def test_a_line_of_the_wrong_shape_is_named_by_its_number(home, tmp_path):
@@ -283,6 +287,11 @@ def test_a_slip_on_the_command_line_is_one_line(home, tmp_path, words, said):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_option_or_command_that_does_not_exist_is_one_line(home):
+    must_refuse(qkv("predcit", home / "rnn"), "predcit")
+    must_refuse(qkv("predict", home / "rnn", "--bemas", 3), "--bemas")
+
+
 # ---- a full disk ----------------------------------------------------------------------------------------------------
 
 
@@ -307,3 +316,23 @@ def test_a_full_disk_while_saving_leaves_the_earlier_checkpoint_intact(home, tmp
     assert not list(run.glob(".*part"))
     assert qkv("train", home / "transformer.yaml", "-o", run).returncode == 0
     assert (run / "model.safetensors").read_bytes() == (home / "transformer" / "model.safetensors").read_bytes()
+
+
+def test_a_log_that_cannot_be_written_is_one_line(home, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "log.jsonl").symlink_to("/dev/full")
+    done = qkv("train", home / "rnn.yaml", "-o", run)
+    assert done.returncode == 2, done
+    assert "log.jsonl: cannot be" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_ctrl_c_says_how_to_go_on(home, tmp_path):
+    command = [sys.executable, "-m", "qkv.cli", "train", str(home / "rnn.yaml"), "train.steps=100000"]
+    process = subprocess.Popen([*command, "-o", str(tmp_path / "run")], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.readline()  # training has begun
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"goes on from its last checkpoint" in stderr

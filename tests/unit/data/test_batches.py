@@ -158,7 +158,7 @@ def test_batches_are_filled_close_to_the_budget() -> None:
     ("change", "complaint"),
     [
         ({"budget": 39}, "pair 3 has 40 tokens.*39.*set train.batch_tokens to 40"),
-        ({"seed": -1}, "train.seed"),
+        ({"seed": -1}, "set seed"),
         ({"pool": 0}, "pool"),
     ],
 )

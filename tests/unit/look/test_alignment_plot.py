@@ -191,7 +191,7 @@ def test_a_failed_write_leaves_the_old_picture_and_nothing_else(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(InputError, match=r"a\.png: cannot be written \(No space left on device\)"):
+    with pytest.raises(InputError, match=r"a\.png: cannot be saved: No space left on device"):
         plot_alignment(soft(PHONES, LETTERS), LETTERS, PHONES, tmp_path / "a.png")
     assert os.listdir(tmp_path) == ["a.png"]
     assert (tmp_path / "a.png").read_bytes() == b"old"

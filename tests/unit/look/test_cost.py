@@ -206,9 +206,9 @@ def test_a_language_model_is_counted_too() -> None:
 
 def test_training_is_three_forwards_and_a_run_its_tokens() -> None:
     s = make("transformer", TRANSFORMER)
-    c = cost(s, source_length=M, target_length=N, batch_tokens=1200, steps=10)
+    c = cost(s, source_length=M, target_length=N, batch_tokens=1000, steps=10)
     assert c.training_pair == 3 * c.forward_pair
-    assert c.run == pytest.approx(10 * 100 * c.training_pair)  # a pair has 12 tokens, so 1200 tokens are 100 pairs
+    assert c.run == pytest.approx(10 * 100 * c.training_pair)  # a pair has 12 tokens, 10 of which a budget counts
     assert cost(s, source_length=M, target_length=N, steps=10).run is None
     model: Any = nn.build(s)
     with capture(model), FlopCounterMode(display=False) as counter:

@@ -115,3 +115,13 @@ def test_dropout_of_a_whole_model_is_off_in_eval() -> None:
 def test_every_layer_has_weights_of_its_own() -> None:
     first, second = build(pair(layers=2)).encoder.blocks
     assert not torch.equal(first.attention.q.weight, second.attention.q.weight)
+
+
+def test_embeddings_begin_with_the_papers_spread_whether_tied_or_not() -> None:
+    module = family("transformer")
+    shape = module.Shape(width=64, heads=2, layers=1, hidden=64)
+    for vocabulary in (50, 4000):
+        model = build(module.spec(shape, source=vocabulary, target=vocabulary))
+        assert isinstance(model, EncoderDecoder)
+        for embed in (model.source, model.target):
+            assert float(embed.tokens.weight.std()) == pytest.approx(64**-0.5, rel=0.1)

@@ -56,5 +56,5 @@ def test_two_passes_with_dropout_differ_and_agreement_costs(batch):
     costs = []
     for agree in (1e-9, 3.0):
         torch.manual_seed(1)
-        costs.append(float(loss(model, batch, agree=agree)))
+        costs.append(loss(model, batch, agree=agree).item())
     assert costs[1] > costs[0] + 0.01

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -209,3 +210,107 @@ def test_every_way_of_training_finishes_with_a_model(tmp_path, family, change):
 def test_half_precision_is_refused_where_there_is_no_gpu(tmp_path):
     with pytest.raises(InputError, match=r"train\.precision: bf16 needs a GPU"):
         run_all(write_task(tmp_path), tmp_path / "run", "train.precision=bf16")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("changes", [[], ["valid.patience=1", "valid.every=2", "train.average=3"]])
+def test_a_run_killed_before_or_after_any_of_its_writes_ends_with_the_same_bits(tmp_path, family, changes, monkeypatch):
+    """The process dies at the n-th rename, for every n: before it, or right after it."""
+    recipe = write_task(tmp_path, family)
+    run_all(recipe, tmp_path / "whole", *changes)
+    real, wanted = os.replace, digest(tmp_path / "whole")
+
+    class Killed(BaseException):
+        pass
+
+    for n in range(60):
+        for after in (False, True):
+            left = [n]
+
+            def replace(source, target, left=left, after=after):
+                left[0] -= 1
+                if left[0] == -1 and not after:
+                    raise Killed
+                real(source, target)
+                if left[0] == -1:
+                    raise Killed
+
+            folder = tmp_path / f"{n}-{after}"
+            monkeypatch.setattr(os, "replace", replace)
+            with contextlib.suppress(Killed):
+                run_all(recipe, folder, *changes)
+            monkeypatch.setattr(os, "replace", real)
+            run_all(recipe, folder, *changes)
+            assert digest(folder) == wanted, (n, after)
+        if left[0] >= 0:  # the run had fewer writes than that
+            return
+    raise AssertionError("the run writes more often than the test kills it")
+
+
+def test_other_training_data_does_not_go_on_in_the_folder_of_a_run(tmp_path):
+    recipe = write_task(tmp_path)
+    stopped = fit(read_recipe(recipe, ["train.save_every=1"]), tmp_path / "run", device="cpu")
+    next(stopped)
+    stopped.close()
+    lines = (tmp_path / "train.dict").read_text().splitlines(keepends=True)
+    (tmp_path / "train.dict").write_text("".join(reversed(lines)))
+    with pytest.raises(InputError, match="other training data"):
+        run_all(recipe, tmp_path / "run", "train.save_every=1")
+
+
+@pytest.mark.parametrize("format", ["tsv", "jsonl", "aligned"])
+def test_other_formats_and_subwords_with_one_shared_vocabulary_train(tmp_path, format):
+    pairs = [("a b c", "c b a"), ("b c", "c b"), ("a c", "c a")] * 8
+    if format == "aligned":
+        (tmp_path / "s").write_text("".join(f"{s}\n" for s, _ in pairs))
+        (tmp_path / "t").write_text("".join(f"{t}\n" for _, t in pairs))
+        files = f"[{tmp_path}/s, {tmp_path}/t]"
+    else:
+        line = (
+            (lambda s, t: f"{s}\t{t}\n") if format == "tsv" else (lambda s, t: json.dumps({"from": s, "to": t}) + "\n")
+        )
+        (tmp_path / "all").write_text("".join(line(s, t) for s, t in pairs))
+        files = f"{tmp_path}/all"
+    recipe = write_task(tmp_path)
+    changes = [f"data.format={format}", *(f"data.{part}={files}" for part in ("train", "valid", "test"))]
+    changes += ["data.source_field=from", "data.target_field=to", "text.source={kind: bpe, size: 280}"]
+    changes += ["text.target={kind: bpe, size: 280}", "text.joint=true", "model.shared=true", "train.steps=3"]
+    run_all(recipe, tmp_path / "run", *changes)
+    model = load(tmp_path / "run").model
+    assert model.source.tokens.weight is model.target.tokens.weight
+
+
+def test_a_shared_table_without_a_joint_vocabulary_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"model\.shared.*text\.joint"):
+        run_all(write_task(tmp_path), tmp_path / "run", "model.shared=true", "text.target={kind: character}")
+
+
+def test_pairs_over_the_maximum_length_are_dropped_where_that_is_chosen(tmp_path):
+    recipe = write_task(tmp_path)
+    for part in ("train", "valid"):
+        with open(tmp_path / f"{part}.dict", "a") as file:
+            file.write("BAD" * 20 + "  B\n")
+    read = read_recipe(recipe, ["data.too_long=drop", "valid.examples=1000"])
+    task = prepare(read, tmp_path / "run")
+    assert len(task.pairs) == 120
+    assert all(len(e.source) < 24 for e in task.valid)
+
+
+def test_the_log_counts_only_the_time_of_training(tmp_path):
+    """Validation at other steps than the records must not make the speed look higher than it was."""
+    began = time.perf_counter()
+    records = run_all(write_task(tmp_path), tmp_path / "run", "train.log_every=5", "valid.every=4")
+    whole = time.perf_counter() - began
+    assert 0 < records[-1].values["seconds"] < whole
+    tokens = sum(r.values["tokens_per_second"] for r in records if r.kind == "train")
+    assert tokens > 0
+
+
+def test_compiled_training_follows_the_same_path(tmp_path):
+    recipe = write_task(tmp_path)
+    still = ["model.dropout=0", "train.steps=3", "train.average=1", "valid.every=3", "train.epsilon=0.01"]
+    run_all(recipe, tmp_path / "plain", *still)
+    run_all(recipe, tmp_path / "compiled", *still, "train.compile=true")
+    one, other = (load_tensors(tmp_path / name / "model.safetensors")[0] for name in ("plain", "compiled"))
+    for name in one:
+        torch.testing.assert_close(one[name], other[name], rtol=1e-4, atol=1e-5)

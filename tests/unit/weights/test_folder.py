@@ -10,10 +10,11 @@ import torch
 
 from qkv import families
 from qkv.errors import InputError
+from qkv.files import write_whole
 from qkv.nn import build
 from qkv.text.tokeniser import train_tokeniser
 from qkv.weights import Loaded, load, save
-from qkv.weights.file import average, load_tensors, save_tensors, write_whole
+from qkv.weights.file import average, load_tensors, save_tensors
 from qkv.weights.folder import hollow, state
 
 sys.path.append(str(Path(__file__).parents[1] / "decode"))
