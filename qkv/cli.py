@@ -38,7 +38,7 @@ def train(
     device: Device = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard events.")] = False,
 ) -> None:
-    """Train what RECIPE describes. Kill it at any moment: the same command resumes, to the bit."""
+    """Train what RECIPE describes. Kill it at any moment: the same command goes on, as if it had never stopped."""
     from qkv.train import fit, read_recipe
     from qkv.train.progress import events, show
 
