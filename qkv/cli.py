@@ -215,8 +215,8 @@ def cost(
         render(
             count(
                 measured.spec,
-                source_length=source_length or measured.source_length,
-                target_length=target_length or measured.target_length,
+                source_length=measured.source_length if source_length is None else source_length,
+                target_length=measured.target_length if target_length is None else target_length,
                 batch_tokens=recipe.train.batch_tokens if recipe else None,
                 steps=recipe.train.steps if recipe else None,
             )
@@ -264,6 +264,8 @@ def _pairs(recipe: Any, data: Path | None, target: Path | None, format: str | No
     from qkv.data.readers import FORMATS
     from qkv.train.task import read_part
 
+    if data is None and (target is not None or format is not None):
+        raise InputError("--target and --format go with --data")
     if data is None:
         return read_part(recipe.data, "test")
     kind = _one_of("--format", format or recipe.data.format, *FORMATS)
@@ -280,8 +282,8 @@ def _inputs(texts: list[str], file: Path | None) -> list[tuple[str, str]] | None
     if file is not None:
         return read_sources(str(file))
     if texts == ["-"] or (not texts and not sys.stdin.isatty()):
-        lines = sys.stdin.read().splitlines()
-        return [(line, f"stdin:{number}") for number, line in enumerate(lines, 1) if line.strip()]
+        lines = sys.stdin.read().removesuffix("\n").split("\n")
+        return [(line.removesuffix("\r"), f"stdin:{number}") for number, line in enumerate(lines, 1)]
     return [(text, f"'{text}'") for text in texts] if texts else None
 
 

@@ -54,12 +54,12 @@ def source_ids(
     for i, (text, where) in enumerate(zip(texts, places, strict=True)):
         if how.unknown == "refuse" and tokeniser.unk in ids[i]:
             said = f"'{tokeniser.unknown(text)}' in '{text}' was never seen in training"
-            raise InputError(f"{where}: {said}; remove it, or choose unknown: replace")
+            raise InputError(f"{where}: {said}; remove it, or choose --unknown replace (data.unknown in a recipe)")
         if not ids[i]:
             raise InputError(f"{where}: is empty; give some text")
         if len(ids[i]) > longest and how.too_long == "refuse":
             said = f"{len(ids[i])} tokens, and the model takes at most {longest}"
-            raise InputError(f"{where}: {said}; shorten it, or choose too-long: truncate")
+            raise InputError(f"{where}: {said}; shorten it, or choose --too-long truncate")
         ids[i] = ids[i][:longest]
     return ids
 
@@ -71,8 +71,8 @@ def check(how: Decoding) -> None:
             raise InputError(f"{name} must be at least 1, not {getattr(how, name)}")
     if how.limit is not None and how.limit < 1:
         raise InputError(f"limit must be at least 1, not {how.limit}")
-    if not math.isfinite(how.length_penalty):
-        raise InputError(f"length_penalty must be a number, not {how.length_penalty}")
+    if not -10 <= how.length_penalty <= 10:
+        raise InputError(f"length_penalty must lie between -10 and 10, not {how.length_penalty}")
     if not 0 < how.temperature < math.inf:
         raise InputError(f"temperature must be above 0, not {how.temperature}; for the likeliest output do not sample")
     if how.top_k is not None and how.top_k < 1:

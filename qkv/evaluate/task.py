@@ -32,7 +32,13 @@ def evaluate(loaded: Loaded, data: Sequence[Example] | Sequence[Pair], how: Deco
     examples = [e for e in data if isinstance(e, Example)] or group([p for p in data if isinstance(p, Pair)])
     found = predict(loaded, [e.source for e in examples], how, [e.where for e in examples])
     best = [rows[0] if rows else Prediction("", 0.0, False) for rows in found]
-    rates = error_rates([p.text for p in best], [e.references for e in examples])
+
+    def tokens(text: str) -> str:
+        """As the model's own tokeniser cuts it, so that what it folds or splits is judged alike on both sides."""
+        return " ".join(loaded.target.tokens(loaded.target.encode(text)))
+
+    references = [tuple(tokens(r) for r in e.references) for e in examples]
+    rates = error_rates([tokens(p.text) for p in best], references)
     return Scores(rates["per"], rates["wer"], len(examples), [p.text for p in best])
 
 

@@ -23,7 +23,7 @@ from qkv.files import write_text
 from qkv.nn import EncoderDecoder, build
 from qkv.nn.feedforward import FeedForward
 from qkv.objectives.seq2seq import inputs, loss
-from qkv.train.checkpoint import BEST, load_last, save_last, save_weights, snapshot
+from qkv.train.checkpoint import BEST, LAST, load_last, save_last, save_weights, snapshot
 from qkv.train.optimiser import optimiser
 from qkv.train.recipe import Recipe, peak, read_recipe, to_yaml
 from qkv.train.schedule import rate
@@ -90,6 +90,8 @@ class _Run:
             )
         self.progress.data = digest
         self.peak = peak(recipe, task.spec)
+        self.batches = Batches(task.pairs, recipe.train.batch_tokens, recipe.seed, recipe.train.workers)
+        self.batches.in_epoch(self.progress.epoch)  # a budget that fits no batch is said before anything is written
         if recipe.train.compile:
             _compile(self.model)
         can = device.type == "cuda" and torch.cuda.is_bf16_supported()
@@ -107,17 +109,16 @@ class _Run:
         self.task.target.save(self.folder / TARGET)
         log = self.folder / LOG
         if log.is_file():
-            lines = log.read_text(encoding="utf-8").splitlines(keepends=True)
+            lines = log.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
             kept = [line for line in lines if _step(line) <= self.progress.step]
             write_text(log, "".join(kept))
 
     def train(self) -> Iterator[Record]:
         recipe, progress = self.recipe.train, self.progress
-        batches = Batches(self.task.pairs, recipe.batch_tokens, self.recipe.seed, recipe.workers)
         save_every = recipe.save_every or self.recipe.valid.every
         summed = _Sums(self.device)
         self.model.train()
-        stream = batches.from_place(progress.epoch, progress.index)
+        stream = self.batches.from_place(progress.epoch, progress.index)
         while progress.step < recipe.steps and not progress.finished:
             place, batch = next(stream)
             progress.step += 1
@@ -126,12 +127,14 @@ class _Run:
             progress.tokens += batch.tokens
             last = progress.step == recipe.steps
             if progress.step % recipe.log_every == 0 or last:
+                summed.check(progress.step)
                 values, seconds = summed.take()
                 progress.seconds += seconds
                 yield Record("train", progress.step, values | {"learning_rate": learning_rate, "epoch": place.epoch})
                 summed.go_on()
             if progress.step % self.recipe.valid.every == 0 or last:
                 summed.pause()
+                summed.check(progress.step)
                 yield self.validate()
                 summed.go_on()
             if progress.step % save_every == 0 or last or progress.finished:
@@ -212,6 +215,11 @@ class _Sums:
             torch.cuda.synchronize(self.loss.device)
         self.seconds += time.perf_counter() - self.since
 
+    def check(self, step: int) -> None:
+        """A run that has diverged stops here, before anything good is overwritten."""
+        if not math.isfinite(float(self.loss)):
+            raise InputError(f"the loss is not finite by step {step}; lower train.learning_rate or set train.clip")
+
     def go_on(self) -> None:
         self.since = time.perf_counter()
 
@@ -251,7 +259,7 @@ def _step(line: str) -> float:
 def _claim(folder: Path, recipe: Recipe) -> None:
     """A folder holds one run: another recipe is refused before anything is touched."""
     path = folder / RECIPE
-    if not path.is_file():
+    if not path.is_file() or not any((folder / name).is_file() for name in (LAST, WEIGHTS)):
         if folder.exists() and not folder.is_dir():
             raise InputError(f"{folder}: is a file; choose another output folder")
         return

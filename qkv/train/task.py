@@ -12,6 +12,7 @@ from qkv.data.readers import read_pairs
 from qkv.decode.predict import Decoding, source_ids
 from qkv.errors import InputError
 from qkv.text.tokeniser import Tokeniser, train_tokeniser
+from qkv.train.checkpoint import LAST
 from qkv.train.recipe import Data, Recipe, Text, model_spec
 from qkv.weights.folder import SOURCE, TARGET
 
@@ -68,7 +69,7 @@ def tokenisers(text: Text, pairs: list[Pair]) -> tuple[Tokeniser, Tokeniser]:
 def prepare(recipe: Recipe, folder: Path) -> Task:
     """Reads the data and trains the tokenisers, or takes those that the run's folder already has."""
     pairs = read_part(recipe.data, "train")
-    if (folder / SOURCE).is_file() and (folder / TARGET).is_file():
+    if all((folder / name).is_file() for name in (LAST, SOURCE, TARGET)):
         source, target = Tokeniser.load(folder / SOURCE), Tokeniser.load(folder / TARGET)
     else:
         source, target = tokenisers(recipe.text, pairs)

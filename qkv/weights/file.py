@@ -19,6 +19,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str, 
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
     def write(beside: Path) -> None:
+        beside.touch()  # so that the file has the rights that the user gives new files
         try:
             save_file(plain, str(beside), metadata=dict(notes or {}))
         except SafetensorError as error:  # it wraps what the system said

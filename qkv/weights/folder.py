@@ -97,6 +97,9 @@ def load(folder: str | Path, device: str | torch.device = "cpu") -> Loaded:
         model = hollow(spec.from_json(path.read_text(encoding="utf-8"), str(path)))
     except UnicodeDecodeError:
         raise InputError(f"{path}: not text; is this a model folder?") from None
+    tokens = model.spec.target.vocabulary if model.spec.target is not None else 0
+    if model.spec.target is not None and not all(0 <= t < tokens for t in (model.spec.start, model.spec.end)):
+        raise InputError(f"{path}: start or end is no token of the target's {tokens}")
     if not (folder / WEIGHTS).is_file() and (folder / "last.safetensors").is_file():
         raise InputError(f"{folder}: training has not finished; run the same qkv train again to resume it")
     tensors, _ = load_tensors(folder / WEIGHTS)

@@ -18,13 +18,16 @@ from words import write_task
 
 from qkv import families
 from qkv.data.batches import EncodedPairs
+from qkv.data.pair import Pair
+from qkv.decode import predict
 from qkv.errors import InputError
+from qkv.evaluate import evaluate
 from qkv.nn import build
 from qkv.objectives.seq2seq import inputs, loss
 from qkv.train import fit, read_recipe
 from qkv.train.task import prepare
 from qkv.weights import load
-from qkv.weights.file import load_tensors
+from qkv.weights.file import load_tensors, save_tensors
 
 FAMILIES = families.names()
 
@@ -314,3 +317,38 @@ def test_compiled_training_follows_the_same_path(tmp_path):
     one, other = (load_tensors(tmp_path / name / "model.safetensors")[0] for name in ("plain", "compiled"))
     for name in one:
         torch.testing.assert_close(one[name], other[name], rtol=1e-4, atol=1e-5)
+
+
+def test_a_run_that_diverges_stops_and_says_so(tmp_path):
+    with pytest.raises(InputError, match="not finite"):
+        run_all(write_task(tmp_path), tmp_path / "run", "train.learning_rate=1e30")
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_a_checkpoint_without_its_optimiser_is_not_resumed(tmp_path):
+    recipe = write_task(tmp_path)
+    stopped = fit(read_recipe(recipe, ["train.save_every=1"]), tmp_path / "run", device="cpu")
+    next(stopped)
+    stopped.close()
+    tensors, notes = load_tensors(tmp_path / "run" / "last.safetensors")
+    save_tensors(
+        tmp_path / "run" / "last.safetensors", {k: v for k, v in tensors.items() if ".exp_avg" not in k}, notes
+    )
+    with pytest.raises(InputError, match="not a whole checkpoint"):
+        run_all(recipe, tmp_path / "run", "train.save_every=1")
+
+
+def test_a_run_that_was_refused_leaves_the_folder_free_for_the_remedy(tmp_path):
+    recipe = write_task(tmp_path)
+    with pytest.raises(InputError, match=r"train\.batch_tokens"):
+        run_all(recipe, tmp_path / "run", "train.batch_tokens=3")
+    assert run_all(recipe, tmp_path / "run")[-1].kind == "finish"
+
+
+@pytest.mark.parametrize("kind", ["character", "symbol"])
+def test_a_rate_counts_the_targets_own_tokens_whatever_case_it_folds(tmp_path, kind):
+    recipe = write_task(tmp_path)
+    run_all(recipe, tmp_path / "run", f"text.target={{kind: {kind}, lowercase: true}}", "train.steps=2")
+    loaded = load(tmp_path / "run")
+    said = predict(loaded, ["bad"])[0][0].text
+    assert evaluate(loaded, [Pair("bad", said.upper() or "B", "here")]).wer == (0.0 if said else 1.0)
