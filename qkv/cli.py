@@ -205,8 +205,8 @@ def cost(
     ] = None,
 ) -> None:
     """Parameters by part, FLOPs a token and a run, memory, and the three attentions' costs."""
+    from qkv.look.bill import render
     from qkv.look.cost import cost as count
-    from qkv.look.cost import render
     from qkv.train.measure import Measured, measure
 
     measured: Measured = measure(what, changes or [], vocabulary)

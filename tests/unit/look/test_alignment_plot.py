@@ -205,4 +205,4 @@ assert "matplotlib" not in sys.modules
 qkv.look.plot_alignment(torch.eye(2), ["a", "b"], ["x", "y"], {str(tmp_path / "a.png")!r})
 assert "matplotlib.pyplot" not in sys.modules
 """
-    subprocess.run([sys.executable, "-c", code], check=True)
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

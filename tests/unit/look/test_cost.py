@@ -13,7 +13,8 @@ from qkv import nn, spec
 from qkv.errors import InputError
 from qkv.families import family
 from qkv.look import capture, cost, render
-from qkv.look.cost import AttentionCost, human
+from qkv.look.bill import human
+from qkv.look.cost import AttentionCost
 from qkv.nn import Ragged
 
 pytestmark = pytest.mark.filterwarnings("ignore:TF32 acceleration")  # what switching oneDNN off has to say
