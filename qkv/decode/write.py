@@ -9,7 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qkv.nn import EncoderDecoder, Ragged
+from qkv.nn import Decoder, EncoderDecoder, Ragged
+from qkv.nn.model import State
+
+Writer = EncoderDecoder | Decoder
 
 
 @dataclass(frozen=True)
@@ -21,8 +24,26 @@ class Hypothesis:
     finished: bool = True  # False: the limit came before the end token
 
 
+def opening(model: Writer, source: Ragged, rows: int, limit: int) -> tuple[Tensor, State]:
+    """The first token's logits for `rows` outputs a source: a source is encoded, or is the prompt to go on from."""
+    if isinstance(model, Decoder):
+        return model.read(source, rows, limit)
+    state = model.begin(model.encode(source), len(source) * rows, limit)
+    start = torch.full((len(source) * rows,), model.spec.start, device=source.values.device)
+    return model.step(start, state)
+
+
+def log_chances(model: Writer, logits: Tensor) -> Tensor:
+    """Log-probabilities of the next token; none for what a model never writes, whose share nobody else gets."""
+    log_probabilities = torch.log_softmax(logits.float(), -1)  # [R, vocabulary]
+    if not model.spec.never:
+        return log_probabilities
+    never = torch.tensor(model.spec.never, device=logits.device)
+    return log_probabilities.index_fill(-1, never, float("-inf"))
+
+
 def write(
-    model: EncoderDecoder,
+    model: Writer,
     source: Ragged,
     *,
     limits: Sequence[int],
@@ -30,17 +51,17 @@ def write(
     rows: int = 1,
 ) -> list[list[Hypothesis]]:
     """`rows` outputs a source, of at most its limit; `choose` picks from each row's log-probabilities at a step."""
-    memory = model.encode(source)
     count, device = len(source) * rows, source.values.device
-    state = model.begin(memory, count, max(limits))
-    token = torch.full((count,), model.spec.start, device=device)
+    logits, state = opening(model, source, rows, max(limits))
     total = torch.zeros(count, device=device)
     ended = torch.zeros(count, dtype=torch.bool, device=device)
     room = torch.tensor(limits, device=device).repeat_interleave(rows)  # [R]
     written = []
+    token: Tensor | None = None
     for step in range(max(limits)):
-        logits, state = model.step(token, state)
-        log_probabilities = torch.log_softmax(logits.float(), -1)  # [R, vocabulary]
+        if token is not None:
+            logits, state = model.step(token, state)
+        log_probabilities = log_chances(model, logits)  # [R, vocabulary]
         token = choose(log_probabilities, step)  # [R]
         chosen = log_probabilities.gather(1, token[:, None]).squeeze(1)
         done = ended | (room <= step)
@@ -57,13 +78,13 @@ def write(
     return [hypotheses[i : i + rows] for i in range(0, count, rows)]
 
 
-def greedy(model: EncoderDecoder, source: Ragged, *, limits: Sequence[int]) -> list[list[Hypothesis]]:
+def greedy(model: Writer, source: Ragged, *, limits: Sequence[int]) -> list[list[Hypothesis]]:
     """The likeliest token at each step."""
     return write(model, source, limits=limits, choose=lambda log_probabilities, _: log_probabilities.argmax(-1))
 
 
 def sample(
-    model: EncoderDecoder,
+    model: Writer,
     source: Ragged,
     *,
     limits: Sequence[int],

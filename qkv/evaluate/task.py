@@ -45,7 +45,7 @@ def evaluate(loaded: Loaded, data: Sequence[Example] | Sequence[Pair], how: Deco
 @torch.no_grad()
 def reference_loss(loaded: Loaded, examples: Sequence[Example], *, free: bool = False, budget: int = 8192) -> float:
     """Mean negative log-probability a token of the first references, with or without a teacher."""
-    model, source, target = loaded
+    model, source, target = loaded.model, loaded.source, loaded.target
     if not isinstance(model, EncoderDecoder):
         raise InputError(f"a {model.spec.family} of this shape scores no outputs; this needs an encoder-decoder")
     pairs = EncodedPairs(

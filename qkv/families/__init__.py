@@ -22,3 +22,11 @@ def family(name: str) -> ModuleType:
     if name not in names():
         raise InputError(f"model.family: no family '{name}'; {nearest(name, names())}")
     return importlib.import_module(f"{__name__}.{name}")
+
+
+def of_model_type(model_type: str, where: str) -> ModuleType:
+    """The family that Hugging Face calls `model_type` in a config.json."""
+    known = {f.HUGGING_FACE.model_type: f for f in map(family, names()) if hasattr(f, "HUGGING_FACE")}
+    if model_type not in known:
+        raise InputError(f"{where}: qkv has no family for model_type '{model_type}'; {nearest(model_type, known)}")
+    return known[model_type]

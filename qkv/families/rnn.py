@@ -12,6 +12,8 @@ from typing import Literal
 from qkv import spec as s
 from qkv.errors import InputError
 
+PAPER = "Bahdanau et al. 2015"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
@@ -37,7 +39,7 @@ SIZES = {
 }
 
 
-def spec(shape: Shape, *, source: int, target: int, start: int = 2, end: int = 3) -> s.Model:
+def spec(shape: Shape, *, source: int = 30000, target: int = 30000, start: int = 2, end: int = 3) -> s.Model:
     """An encoder-decoder for vocabularies of the given sizes; the encoder's output has the decoder's width."""
     if shape.bidirectional and shape.hidden % 2:
         raise InputError(f"model.hidden: {shape.hidden} does not divide into two directions; make it even")

@@ -10,6 +10,8 @@ from typing import Literal
 
 from qkv import spec as s
 
+PAPER = "Vaswani et al. 2017"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
@@ -37,7 +39,7 @@ SIZES = {
 }
 
 
-def spec(shape: Shape, *, source: int, target: int, start: int = 2, end: int = 3) -> s.Model:
+def spec(shape: Shape, *, source: int = 37000, target: int = 37000, start: int = 2, end: int = 3) -> s.Model:
     """An encoder-decoder for vocabularies of the given sizes."""
     attention = s.Attention(width=shape.width, heads=shape.heads, dropout=shape.attention_dropout)
     block = s.Block(

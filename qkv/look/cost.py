@@ -285,11 +285,15 @@ def _recurrent_decoder(d: spec.RecurrentDecoder) -> Iterator[_Piece]:
 
 def _head(head: spec.Head, own: Times) -> Iterator[_Piece]:
     width, times = head.width, own
-    if head.kind == "sequence":
+    if not head.at_each_token:
         times = "1"
-        if head.pool is not None:  # one learned query a sequence
+        if isinstance(head.pool, spec.Attention):  # one learned query a sequence
             width = head.pool.output
             yield from _attention(_Place("head", head.pool, "1", own))
+    if head.dense is not None:
+        yield _Piece("head dense", "linear", times, width * width, kept=2 * width)
+    if head.kind == "pooler":
+        return
     yield _Piece("head", "linear", times, width * head.outputs, kept=2 * head.outputs)  # logits and their softmax
 
 

@@ -36,7 +36,7 @@ def alignments(
     how: Decoding | None = None,
 ) -> list[Alignment]:
     """One a text, for the model's own output or for given targets; `layer` None: the last that looks at the source."""
-    model, source, target = loaded
+    model, source, target = loaded.model, loaded.source, loaded.target
     how = how or Decoding()
     if not isinstance(model, EncoderDecoder) or model.spec.source is None:
         raise InputError(f"a {model.spec.family} of this shape has no output to align; this needs an encoder-decoder")

@@ -26,6 +26,10 @@ from qkv.nn.score import Score
 # their queries and keys
 Sink = Callable[[Tensor, Sequence[int], Sequence[int], Sequence[int]], None]
 
+# what distance adds to the scores of n queries and m keys that stand at the places 0 … of one sequence: [H, n, m].
+# Sequences that share a row may use it as it is: between places of one of them it sees the same distances.
+Bias = Callable[[int, int], Tensor]
+
 
 def attend(
     q: Tensor,  # [Tq, H, query]
@@ -36,24 +40,27 @@ def attend(
     *,
     score: Score,
     mask: Mask,
+    bias: Bias | None = None,
     dropout: float = 0.0,
     sink: Sink | None = None,
     kernel: str | None = None,
 ) -> Tensor:  # [Tq, H, value]
-    """Each query's weighted average of the values of its own sequence."""
+    """Each query's weighted average of the values of its own sequence; `bias` is what distance adds to a score."""
+    if bias is not None and queries is not keys:
+        raise InputError("distances are between places of one sequence; they do not go with cross-attention")
     if isinstance(mask, Causal) and queries.sizes != keys.sizes:
         raise InputError("a causal mask needs as many queries as keys in each sequence")
     prepared = score.prepare(k.transpose(0, 1)).transpose(0, 1)  # [Tk, H, P]
-    name = kernel or choose(q, v, score=score, dropout=dropout, watched=sink is not None)
+    name = kernel or choose(q, v, score=score, biased=bias is not None, dropout=dropout, watched=sink is not None)
     if name == "varlen":
         return _varlen(q, prepared, v, queries, keys, score.scale, mask)
     plan = _plan(queries, keys, grouped=name == "grouped", causal=isinstance(mask, Causal))
     if name == "explicit":
-        return _explicit(q, prepared, v, plan, score, mask, dropout, sink)
-    return _grouped(q, prepared, v, plan, score.scale, mask, dropout)
+        return _explicit(q, prepared, v, plan, score, mask, bias, dropout, sink)
+    return _grouped(q, prepared, v, plan, score.scale, mask, bias, dropout)
 
 
-def choose(q: Tensor, v: Tensor, *, score: Score, dropout: float, watched: bool) -> str:
+def choose(q: Tensor, v: Tensor, *, score: Score, dropout: float, watched: bool, biased: bool = False) -> str:
     """The fastest kernel that can do what is asked."""
     if watched or not score.is_dot:
         return "explicit"
@@ -62,7 +69,7 @@ def choose(q: Tensor, v: Tensor, *, score: Score, dropout: float, watched: bool)
     half = q.dtype in (torch.bfloat16, torch.float16)
     fits = q.shape[-1] == v.shape[-1] and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
     exact = torch.are_deterministic_algorithms_enabled()  # flash attention adds gradients in any order
-    return "varlen" if half and fits and not dropout and not exact else "padded"
+    return "varlen" if half and fits and not biased and not dropout and not exact else "padded"
 
 
 def attend_keys(
@@ -70,19 +77,29 @@ def attend_keys(
     memory: Keys,
     *,
     score: Score,
+    bias: Tensor | None = None,  # [H, N, M]
     dropout: float = 0.0,
     sink: Sink | None = None,
     rows: Sequence[int] | None = None,
 ) -> Tensor:  # [B, H, N, value]
     """The same for a step of decoding: queries against keys that were prepared before."""
     if score.is_dot and sink is None:
+        allowed = _added(bias, memory.allowed)
         return F.scaled_dot_product_attention(
-            q, memory.keys, memory.values, attn_mask=memory.allowed, dropout_p=dropout, scale=score.scale
+            q, memory.keys, memory.values, attn_mask=allowed, dropout_p=dropout, scale=score.scale
         )
-    weights = _softmax(score(q, memory.keys), memory.allowed)  # [B, H, N, M]
+    scores = score(q, memory.keys) if bias is None else score(q, memory.keys) + bias
+    weights = _softmax(scores, memory.allowed)  # [B, H, N, M]
     if sink is not None:
-        sink(weights, rows if rows is not None else range(len(q)), [q.shape[2]] * len(q), memory.sizes)
+        sink(memory.seen(weights), rows if rows is not None else range(len(q)), [q.shape[2]] * len(q), memory.sizes)
     return F.dropout(weights, dropout) @ memory.values
+
+
+def _added(bias: Tensor | None, allowed: Tensor | None) -> Tensor | None:
+    """What a fused kernel adds to the scores, or the places that it may look at where nothing is added."""
+    if bias is None:
+        return allowed
+    return bias[None] if allowed is None else bias.masked_fill(~allowed, float("-inf"))  # [1 or B, H, N, M]
 
 
 def _softmax(scores: Tensor, allowed: Tensor | None) -> Tensor:
@@ -296,34 +313,43 @@ def _joined(outputs: list[Tensor], plan: Plan) -> Tensor:
 
 
 def _grouped(
-    q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float, mask: Mask, dropout: float
+    q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float, mask: Mask, bias: Bias | None, dropout: float
 ) -> Tensor:  # [Tq, H, value]
     causal = isinstance(mask, Causal)
-    outputs = [
-        F.scaled_dot_product_attention(
-            gq,
-            gk,
-            gv,
-            # behind a causal mask no real query can see padding, which lies behind all of them
-            attn_mask=group.allowed if group.shared or not causal else None,
-            is_causal=causal and not group.shared,
-            dropout_p=dropout,
-            scale=scale,
+    outputs = []
+    for group, gq, gk, gv in _padded_groups(q, k, v, plan):
+        # behind a causal mask no real query can see padding, which lies behind all of them
+        allowed = group.allowed if group.shared or not causal else None
+        hidden = causal and not group.shared
+        if bias is not None:  # a kernel takes a causal flag or something to add, not both
+            places = mask.allowed(group.queries, group.keys, q.device) if hidden else allowed
+            allowed, hidden = _added(bias(group.queries, group.keys), places), False
+        outputs.append(
+            F.scaled_dot_product_attention(
+                gq, gk, gv, attn_mask=allowed, is_causal=hidden, dropout_p=dropout, scale=scale
+            )
         )
-        for group, gq, gk, gv in _padded_groups(q, k, v, plan)
-    ]
     return _joined(outputs, plan)
 
 
 def _explicit(
-    q: Tensor, k: Tensor, v: Tensor, plan: Plan, score: Score, mask: Mask, dropout: float, sink: Sink | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    plan: Plan,
+    score: Score,
+    mask: Mask,
+    bias: Bias | None,
+    dropout: float,
+    sink: Sink | None,
 ) -> Tensor:  # [Tq, H, value]
     ((group, gq, gk, gv),) = _padded_groups(q, k, v, plan)
     allowed = group.allowed
     if not isinstance(mask, Full):
         looks = mask.allowed(group.queries, group.keys, q.device)[None, None]  # [1, 1, N, M]
         allowed = looks if allowed is None else allowed & looks
-    weights = _softmax(score(gq, gk), allowed)  # [B, H, N, M]
+    scores = score(gq, gk) if bias is None else score(gq, gk) + bias(group.queries, group.keys)
+    weights = _softmax(scores, allowed)  # [B, H, N, M]
     if sink is not None:
         queries, keys = _sizes(plan.slots_q, group.rows, group.queries), _sizes(plan.slots_k, group.rows, group.keys)
         sink(weights, plan.order, queries, keys)

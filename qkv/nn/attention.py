@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from qkv import spec
 from qkv.errors import InputError
-from qkv.nn.attend import Sink, attend, attend_keys
+from qkv.nn.attend import Bias, Sink, attend, attend_keys
 from qkv.nn.cache import Cache, Keys
 from qkv.nn.mask import Full, Mask
 from qkv.nn.ragged import Ragged
@@ -39,15 +39,34 @@ class Attention(nn.Module):
             self.q = nn.Linear(s.width, s.heads * s.query_size, bias=s.bias)
             self.k = nn.Linear(s.memory_width, s.heads * s.key_size, bias=s.bias)
             self.v = nn.Linear(s.memory_width, s.heads * s.value_size, bias=s.bias)
-            self.o = nn.Linear(s.heads * s.value_size, s.width, bias=s.bias)
+            back = s.bias if s.output_bias is None else s.output_bias
+            self.o = nn.Linear(s.heads * s.value_size, s.width, bias=back)
 
-    def forward(self, x: Ragged, memory: Ragged | None = None, mask: Mask = _FULL) -> Ragged:
-        """Self-attention, or cross-attention where a memory is given.  # [T, width] -> [T, output]"""
+    def forward(
+        self,
+        x: Ragged,
+        memory: Ragged | None = None,
+        mask: Mask = _FULL,
+        bias: Bias | None = None,
+        cache: Cache | None = None,
+    ) -> Ragged:
+        """Self-attention, or cross-attention to a memory; a cache is filled.  # [T, width] -> [T, output]"""
         looked_at = x if memory is None else memory
         q = self._split(x.values, self.q)
         k, v = self._split(looked_at.values, self.k), self._split(looked_at.values, self.v)
+        if cache is not None:
+            cache.fill(looked_at.like(self.score.prepare(k.transpose(0, 1)).transpose(0, 1)), looked_at.like(v))
         out = attend(
-            q, k, v, x.layout, looked_at.layout, score=self.score, mask=mask, dropout=self._dropout, sink=self.sink
+            q,
+            k,
+            v,
+            x.layout,
+            looked_at.layout,
+            score=self.score,
+            mask=mask,
+            bias=bias,
+            dropout=self._dropout,
+            sink=self.sink,
         )  # [T, H, value]
         return x.like(self._join(out))
 
@@ -73,11 +92,11 @@ class Attention(nn.Module):
         s = self.spec
         return Cache(rows, s.heads, limit, self.score.prepared_size, s.value_size, like)
 
-    def step(self, x: Tensor, cache: Cache) -> Tensor:
+    def step(self, x: Tensor, cache: Cache, bias: Tensor | None = None) -> Tensor:
         """Causal self-attention for one new token a row.  # [R, width] -> [R, output]"""
         q, k, v = self._split(x, self.q), self._split(x, self.k), self._split(x, self.v)  # [R, H, size]
         memory = cache.append(self.score.prepare(k.unsqueeze(-2)).squeeze(-2), v)
-        out = attend_keys(q.unsqueeze(2), memory, score=self.score, dropout=self._dropout, sink=self.sink)
+        out = attend_keys(q.unsqueeze(2), memory, score=self.score, bias=bias, dropout=self._dropout, sink=self.sink)
         return self._join(out.squeeze(2))
 
     @property

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from qkv import spec
+from qkv.nn.attend import Bias
 from qkv.nn.attention import Attention
 from qkv.nn.cache import Cache, Keys
 from qkv.nn.dropout import dropout
@@ -51,9 +52,16 @@ class Block(nn.Module):
         self.feedforward = FeedForward(s.feedforward)
         self.around_feedforward = residual()
 
-    def forward(self, x: Ragged, mask: Mask, memory: Ragged | None = None) -> Ragged:
+    def forward(
+        self,
+        x: Ragged,
+        mask: Mask,
+        memory: Ragged | None = None,
+        bias: Bias | None = None,
+        cache: Cache | None = None,
+    ) -> Ragged:
         def look_around(values: Tensor) -> Tensor:
-            around: Ragged = self.attention(x.like(values), mask=mask)
+            around: Ragged = self.attention(x.like(values), mask=mask, bias=bias, cache=cache)
             return around.values
 
         def look_across(values: Tensor) -> Tensor:
@@ -66,9 +74,9 @@ class Block(nn.Module):
             y = self.around_cross(y, look_across)
         return x.like(self.around_feedforward(y, self.feedforward))
 
-    def step(self, x: Tensor, cache: Cache, memory: Keys | None) -> Tensor:
+    def step(self, x: Tensor, cache: Cache, memory: Keys | None, bias: Tensor | None = None) -> Tensor:
         """The same for one new token a row.  # [R, width]"""
-        x = self.around_attention(x, lambda y: self.attention.step(y, cache))
+        x = self.around_attention(x, lambda y: self.attention.step(y, cache, bias))
         if self.cross is not None and self.around_cross is not None and memory is not None:
             cross = self.cross
             x = self.around_cross(x, lambda y: cross.look(y, memory))

@@ -21,6 +21,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": _gelu_tanh,
     "silu": F.silu,
+    "tanh": torch.tanh,
 }
 
 

@@ -7,19 +7,10 @@ from torch import Tensor, nn
 
 from qkv import spec
 from qkv.nn.attention import Attention
+from qkv.nn.dropout import dropout
+from qkv.nn.feedforward import ACTIVATIONS
+from qkv.nn.norm import norm
 from qkv.nn.ragged import Ragged
-
-
-class LanguageModelHead(nn.Module):
-    """Logits over the vocabulary at each token it is given."""
-
-    def __init__(self, s: spec.Head):
-        super().__init__()
-        self.linear = nn.Linear(s.width, s.outputs, bias=s.bias)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        logits: Tensor = self.linear(hidden)  # [T, vocabulary]
-        return logits
 
 
 class AttentionPool(nn.Module):
@@ -32,23 +23,51 @@ class AttentionPool(nn.Module):
         super().__init__()
         self.query = nn.Parameter(torch.empty(s.width))
         self.attention = Attention(s)
-        nn.init.normal_(self.query, std=s.width**-0.5)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.query, std=len(self.query) ** -0.5)
 
     def forward(self, hidden: Ragged) -> Tensor:
         asked = self.query.expand(len(hidden), -1)  # [B, width]
         return self.attention.look(asked, self.attention.remember(hidden))  # [B, output]
 
 
-class SequenceHead(nn.Module):
-    """Logits over labels, once a sequence: from a pooled vector, or from the first token."""
+class Head(nn.Module):
+    """The seven heads of the notes are one: which vectors it reads, a dense layer or none, a linear layer."""
+
+    offset: Tensor | None
 
     def __init__(self, s: spec.Head):
         super().__init__()
-        self.pool = None if s.pool is None else AttentionPool(s.pool)
-        self.linear = nn.Linear(s.width if s.pool is None else s.pool.output, s.outputs, bias=s.bias)
+        self.spec = s
+        self.pool = AttentionPool(s.pool) if isinstance(s.pool, spec.Attention) else None
+        width = s.pool.output if isinstance(s.pool, spec.Attention) else s.width
+        self.dense = None if s.dense is None else nn.Linear(width, width)
+        self.norm = None if s.norm is None else norm(s.norm, width)
+        self.linear = None if s.kind == "pooler" else nn.Linear(width, s.outputs, bias=s.bias)
+        self.register_buffer("offset", torch.zeros(1, s.outputs) if s.offset else None)
 
-    def forward(self, hidden: Ragged) -> Tensor:
-        firsts = hidden.layout.offsets[:-1].long()
-        pooled = hidden.values[firsts] if self.pool is None else self.pool(hidden)
-        logits: Tensor = self.linear(pooled)  # [B, labels]
-        return logits
+    def forward(self, hidden: Ragged | Tensor) -> Tensor:
+        """All hidden states, or rows that somebody chose: logits of those.  # [T or B or R, outputs]"""
+        x = hidden if isinstance(hidden, Tensor) else self.read(hidden)
+        if self.dense is not None and self.spec.dense is not None:
+            x = ACTIVATIONS[self.spec.dense](self.dense(x))
+        if self.norm is not None:
+            x = self.norm(x)
+        if self.linear is None:
+            return x
+        if self.training and self.spec.dropout:
+            x = dropout(x, self.spec.dropout)
+        logits: Tensor = self.linear(x if self.spec.scale == 1.0 else x * self.spec.scale)
+        return logits if self.offset is None else logits + self.offset
+
+    def read(self, hidden: Ragged) -> Tensor:
+        """The vectors that this head judges: every token's, or one a sequence."""
+        if self.spec.at_each_token:
+            return hidden.values
+        if self.pool is not None:
+            pooled: Tensor = self.pool(hidden)
+            return pooled
+        ends = hidden.layout.offsets.long()  # [B + 1]
+        return hidden.values[ends[1:] - 1 if self.spec.pool == "last" else ends[:-1]]

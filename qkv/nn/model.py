@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +11,10 @@ from torch import Tensor, nn
 
 from qkv import spec
 from qkv.errors import InputError
-from qkv.nn.embed import Embed
-from qkv.nn.heads import LanguageModelHead, SequenceHead
-from qkv.nn.position import Learned
+from qkv.nn.attention import Attention
+from qkv.nn.embed import Embed, Patches
+from qkv.nn.heads import Head
+from qkv.nn.position import Learned, Relative
 from qkv.nn.ragged import Ragged
 from qkv.nn.recurrent import Recurrent, RecurrentDecoder, RecurrentState
 from qkv.nn.stack import Encoded, Stack, StackState
@@ -23,7 +25,7 @@ class State:
     """What a decoder carries from step to step."""
 
     body: StackState | RecurrentState
-    position: int
+    position: int | Tensor  # of the next token: for all rows, or [R]
 
     def reorder(self, rows: Tensor) -> None:
         """Row i goes on from row rows[i]; both must belong to one sentence."""
@@ -47,24 +49,42 @@ class Model(nn.Module):
 
 
 class Encoder(Model):
-    """Tokens to vectors, and with a head to logits."""
+    """Tokens, or an image's patches, to vectors, and with a head to logits."""
 
     def __init__(self, s: spec.Model):
         super().__init__(s)
-        self.source = _embed(s.source, "source")
+        self.source = Patches(s.source) if isinstance(s.source, spec.Patches) else _embed(s.source, "source")
         self.encoder = _encoder(s.encoder)
-        self.head = _head(s.head)
+        self.head, self.beside = _heads(s)
+        self.tie()
 
-    def encode(self, source: Ragged) -> Encoded:
-        return _encoded(self.encoder(self.source(source)))
+    def tie(self) -> None:
+        if self.spec.head is not None and self.spec.head.tied:
+            assert self.head is not None
+            assert self.head.linear is not None
+            assert isinstance(self.source, Embed)
+            self.head.linear.weight = self.source.tokens.weight
 
-    def forward(self, source: Ragged) -> Tensor:
-        """Hidden [T, width]; with a head, logits: [B, labels] for a sequence, [T, vocabulary] for a language model."""
-        hidden = self.encode(source).hidden
+    def embed(self, source: Ragged | Tensor, segments: Tensor | None = None) -> Ragged:
+        """What the first block reads: ids [T] with their segments, or images [B, channels, side, side]."""
+        embedded: Ragged = self.source(source) if segments is None else self.source(source, segments)
+        return embedded
+
+    def encode(self, source: Ragged | Tensor, segments: Tensor | None = None) -> Encoded:
+        return _encoded(self.encoder(self.embed(source, segments)))
+
+    def forward(self, source: Ragged | Tensor, segments: Tensor | None = None, at: Tensor | None = None) -> Tensor:
+        """Hidden [T, width]; with a head, its logits. `at`: only for these tokens, where it judges each token."""
+        hidden = self.encode(source, segments).hidden
         if self.head is None:
             return hidden.values
-        logits: Tensor = self.head(hidden if isinstance(self.head, SequenceHead) else hidden.values)
-        return logits
+        return _judged(self.head, hidden, at)
+
+    def both(
+        self, source: Ragged | Tensor, segments: Tensor | None = None, at: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The logits of a model with two heads, as BERT's pretraining has them."""
+        return _both(self, self.encode(source, segments).hidden, at)
 
 
 class _Stepping(Model):
@@ -72,11 +92,14 @@ class _Stepping(Model):
 
     target: Embed
     decoder: Stack | RecurrentDecoder
-    head: LanguageModelHead
+    head: Head | None
+    beside: Head | None
 
     def tie(self) -> None:
         """Makes one tensor of what the spec says is one; again after weights were replaced."""
         if self.spec.head is not None and self.spec.head.tied:
+            assert self.head is not None
+            assert self.head.linear is not None
             self.head.linear.weight = self.target.tokens.weight
 
     def begin(self, memory: Encoded | None, rows: int, limit: int) -> State:
@@ -89,9 +112,19 @@ class _Stepping(Model):
 
     def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         """The next token's logits, given one more token a row.  # [R] -> [R, vocabulary]"""
-        x = self.target.at(tokens, torch.full_like(tokens, state.position))
+        position = state.position
+        # a row that wrote all it may is carried along until the others are done: it stays within the table
+        longest = self.target.spec.length - 1
+        places = position.clamp(max=longest) if isinstance(position, Tensor) else torch.full_like(tokens, position)
+        x = self.target.at(tokens, places)
         hidden = self.decoder.step(x, state.body)  # type: ignore[arg-type]  # the state is the decoder's own
-        return self.head(hidden), State(state.body, state.position + 1)
+        return self._said(hidden), State(state.body, position + 1)
+
+    def _said(self, hidden: Tensor) -> Tensor:
+        if self.head is None or self.head.spec.kind != "lm":
+            raise InputError(f"{self.spec.family}: a model that writes needs a head of kind 'lm'")
+        logits: Tensor = self.head(hidden)
+        return logits
 
 
 class Decoder(_Stepping):
@@ -102,14 +135,31 @@ class Decoder(_Stepping):
         if not isinstance(s.decoder, spec.Stack):
             raise InputError(f"{s.family}: a decoder without an encoder must be a stack")
         self.target = _embed(s.target, "target")
-        self.decoder = Stack(s.decoder)
-        self.head = _language_model_head(s)
+        self.decoder: Stack = Stack(s.decoder)
+        self.head, self.beside = _heads(s)
         self.tie()
 
-    def forward(self, tokens: Ragged) -> Tensor:
-        """Logits for the token after each.  # [T] -> [T, vocabulary]"""
-        logits: Tensor = self.head(_encoded(self.decoder(self.target(tokens))).hidden.values)
-        return logits
+    def encode(self, tokens: Ragged) -> Encoded:
+        """Hidden states, each of which knows the tokens up to its own."""
+        return _encoded(self.decoder(self.target(tokens)))
+
+    def forward(self, tokens: Ragged, at: Tensor | None = None) -> Tensor:
+        """Hidden [T, width]; with a head, its logits. `at`: only for these tokens, where it judges each token."""
+        hidden = self.encode(tokens).hidden
+        return hidden.values if self.head is None else _judged(self.head, hidden, at)
+
+    def both(self, tokens: Ragged, at: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The logits of a model with two heads, as GPT's fine-tuning has them."""
+        return _both(self, self.encode(tokens).hidden, at)
+
+    def read(self, prompts: Ragged, rows: int, limit: int) -> tuple[Tensor, State]:
+        """Takes in a prompt a sentence: the next token's logits for each of its `rows`, with room for `limit` more."""
+        state = self.begin(None, len(prompts) * rows, prompts.layout.longest + limit)
+        assert isinstance(state.body, StackState)
+        hidden = _encoded(self.decoder(self.target(prompts), None, state.body)).hidden.values
+        last = hidden[prompts.layout.offsets[1:].long() - 1]  # [B, width]
+        places = prompts.layout.lengths.repeat_interleave(rows)
+        return self._said(last.repeat_interleave(rows, 0)), State(state.body, places)
 
 
 class EncoderDecoder(_Stepping):
@@ -118,6 +168,8 @@ class EncoderDecoder(_Stepping):
     def __init__(self, s: spec.Model):
         super().__init__(s)
         assert s.decoder is not None  # else build had chosen another shell
+        if isinstance(s.source, spec.Patches):
+            raise InputError(f"{s.family}: an encoder-decoder that reads images is not there yet")
         if s.shared and s.source is not None and s.target is not None and s.source.vocabulary != s.target.vocabulary:
             sizes = f"{s.source.vocabulary} and {s.target.vocabulary} tokens"
             raise InputError(
@@ -127,7 +179,7 @@ class EncoderDecoder(_Stepping):
         self.encoder = _encoder(s.encoder)
         self.target = _embed(s.target, "target")
         self.decoder = Stack(s.decoder) if isinstance(s.decoder, spec.Stack) else RecurrentDecoder(s.decoder)
-        self.head = _language_model_head(s)
+        self.head, self.beside = _heads(s)
         self.tie()
 
     def tie(self) -> None:
@@ -149,12 +201,12 @@ class EncoderDecoder(_Stepping):
         return _encoded(self.decoder(x, memory)).hidden.values
 
     def forward(self, source: Ragged, target: Ragged, own: float = 0.0) -> Tensor:
-        """Logits for the token after each target token.  # [Ts], [Tt] -> [Tt, vocabulary]"""
-        logits: Tensor = self.head(self.decode(self.encode(source), target, own))
-        return logits
+        """Logits for the token after each target token, or those of another head; without one, hidden [Tt, width]."""
+        hidden = self.decode(self.encode(source), target, own)
+        return hidden if self.head is None else _judged(self.head, target.like(hidden), None)
 
     def _say(self, hidden: Tensor, position: int) -> Tensor:
-        said = self.head(hidden).argmax(-1)
+        said = self._said(hidden).argmax(-1)
         return self.target.at(said, torch.full_like(said, position))
 
 
@@ -162,11 +214,34 @@ def build(s: spec.Model) -> Encoder | Decoder | EncoderDecoder:
     """The module that a spec describes, freshly initialised."""
     shell: Any = Encoder if s.decoder is None else Decoder if s.encoder is None else EncoderDecoder
     model: Encoder | Decoder | EncoderDecoder = shell(s)
-    model.apply(_initialise)
-    for module in model.modules():
-        if isinstance(module, nn.Embedding):  # after the matrices: a tied output matrix is an embedding
-            nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
+    initialise(s, model.modules())
     return model
+
+
+def initialise(s: spec.Model, modules: Iterable[nn.Module]) -> None:
+    """Draws modules' own parameters afresh: by the family's spread, or as the Transformer's authors did; cells keep
+    torch's."""
+    modules = list(modules)
+    for module in modules:
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            _draw(module.weight, s.spread)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, Learned | Relative):
+            nn.init.normal_(module.weight, std=s.spread or 0.02)
+    for module in modules:
+        if isinstance(module, nn.Embedding):  # after the matrices: a tied output matrix is an embedding
+            nn.init.normal_(module.weight, std=s.spread or module.embedding_dim**-0.5)
+        elif isinstance(module, Attention) and module.q is not None and module.score.kind == "dot" and not s.spread:
+            with torch.no_grad():  # small queries instead of divided scores, as T5 begins (Raffel et al. 2020)
+                module.q.weight.mul_(module.spec.query_size**-0.5)
+
+
+def _draw(weight: Tensor, spread: float | None) -> None:
+    if spread is None:
+        nn.init.xavier_uniform_(weight)
+    else:
+        nn.init.normal_(weight, std=spread)
 
 
 def _embed(s: spec.Embed | None, side: str) -> Embed:
@@ -186,26 +261,25 @@ def _encoded(out: Any) -> Encoded:
     return out
 
 
-def _head(s: spec.Head | None) -> LanguageModelHead | SequenceHead | None:
-    if s is None:
-        return None
-    return SequenceHead(s) if s.kind == "sequence" else LanguageModelHead(s)
+def _heads(s: spec.Model) -> tuple[Head | None, Head | None]:
+    table = s.target if s.decoder is not None else s.source
+    sizes = (table.vocabulary, table.width) if isinstance(table, spec.Embed) else None
+    if s.head is not None and s.head.tied and sizes != (s.head.outputs, s.head.width):
+        raise InputError(f"{s.family}: a tied head needs the vocabulary and the width of the embedding")
+    if s.head is None and s.beside is not None:
+        raise InputError(f"{s.family}: a head stands beside none; make it the head")
+    return (None if s.head is None else Head(s.head)), (None if s.beside is None else Head(s.beside))
 
 
-def _language_model_head(s: spec.Model) -> LanguageModelHead:
-    if s.head is None or s.head.kind != "lm":
-        raise InputError(f"{s.family}: a model that writes needs a head of kind 'lm'")
-    tied = s.target if s.head.tied else None
-    if tied is not None and (tied.vocabulary, tied.width) != (s.head.outputs, s.head.width):
-        raise InputError(f"{s.family}: a head tied to the target embedding needs its vocabulary and its width")
-    return LanguageModelHead(s.head)
+def _judged(head: Head, hidden: Ragged, at: Tensor | None) -> Tensor:
+    if at is not None and not head.spec.at_each_token:
+        raise InputError(f"a head of kind '{head.spec.kind}' judges whole sequences, not single tokens")
+    logits: Tensor = head(hidden if at is None else hidden.values[at])
+    return logits
 
 
-def _initialise(module: nn.Module) -> None:
-    """Glorot for matrices, width^-1/2 for embeddings, as the Transformer's authors did; cells keep torch's."""
-    if isinstance(module, nn.Linear):
-        nn.init.xavier_uniform_(module.weight)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
-    elif isinstance(module, Learned):
-        nn.init.normal_(module.weight, std=0.02)
+def _both(model: Encoder | Decoder, hidden: Ragged, at: Tensor | None) -> tuple[Tensor, Tensor]:
+    if model.head is None or model.beside is None:
+        raise InputError(f"{model.spec.family}: this model has not two heads")
+    beside: Tensor = model.beside(hidden)
+    return _judged(model.head, hidden, at), beside

@@ -26,7 +26,9 @@ class Score(nn.Module):
         self.prepared_size = {"bilinear": query, "additive": hidden, "mlp": hidden}.get(self.kind, key)
         if self.is_dot and self.kind != "bilinear" and query != key:
             raise InputError(f"a {self.kind} score needs queries ({query}) and keys ({key}) of one size")
-        self.scale = 1 / math.sqrt(key) if self.kind == "scaled_dot" else 1.0
+        self.scale = spec.scale / math.sqrt(key) if self.kind == "scaled_dot" else spec.scale
+        if spec.scale != 1.0 and not self.is_dot:
+            raise InputError(f"attention.scale goes with a dot product, not with a {self.kind} score")
         if self.kind == "bilinear":
             self.matrix = nn.Parameter(torch.empty(heads, key, query))
         if self.kind in ("additive", "mlp"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -10,8 +11,10 @@ from torch import Tensor, nn
 from qkv import spec
 from qkv.nn.block import Block
 from qkv.nn.cache import Cache, Keys
+from qkv.nn.dropout import dropout
 from qkv.nn.mask import Causal, Full, Mask
 from qkv.nn.norm import norm
+from qkv.nn.position import Relative
 from qkv.nn.ragged import Ragged
 
 
@@ -38,15 +41,30 @@ class StackState:
 class Stack(nn.Module):
     def __init__(self, s: spec.Stack):
         super().__init__()
+        self.spec = s
         self.mask: Mask = Causal() if s.causal else Full()
-        self.blocks = nn.ModuleList(Block(s.block) for _ in range(s.depth))
+        self.blocks = nn.ModuleList(Block(_block(s, layer)) for layer in range(s.depth))
         self.norm = norm(s.block.norm, s.width) if s.final_norm else None
+        self.relative = None if s.relative is None else Relative(s.relative, s.block.attention.heads, s.causal)
 
-    def forward(self, x: Ragged, memory: Encoded | None = None) -> Encoded:
+    def forward(self, x: Ragged, memory: Encoded | None = None, state: StackState | None = None) -> Encoded:
+        """All tokens at once; a state's caches are filled with them."""
+        last = x
+        for last in self._walk(x, memory, state):  # noqa: B007  # one layer's output is alive at a time
+            pass
+        return Encoded(x.like(self._last(last.values)))
+
+    def layers(self, x: Ragged) -> list[Tensor]:
+        """What goes into the first block and what comes out of each, the last one behind the final norm."""
+        found = [x.values, *(y.values for y in self._walk(x, None, None))]
+        return [*found[:-1], self._last(found[-1])]  # [T, width] each
+
+    def _walk(self, x: Ragged, memory: Encoded | None, state: StackState | None) -> Iterator[Ragged]:
         hidden = None if memory is None else memory.hidden
-        for block in self.blocks:
-            x = block(x, self.mask, hidden)
-        return Encoded(x if self.norm is None else x.like(self.norm(x.values)))
+        bias = None if self.relative is None else _Distances(self.relative)
+        for layer, block in enumerate(self.blocks):
+            x = block(x, self.mask, hidden, bias, None if state is None else state.caches[layer])
+            yield x
 
     def start(self, memory: Encoded | None, rows: int, limit: int, like: Tensor) -> StackState:
         blocks = [b for b in self.blocks if isinstance(b, Block)]
@@ -56,7 +74,36 @@ class Stack(nn.Module):
 
     def step(self, x: Tensor, state: StackState) -> Tensor:
         """One new token a row.  # [R, width]"""
+        bias = None
+        if self.relative is not None:
+            places = torch.arange(state.caches[0].filled + 1, device=x.device)
+            bias = self.relative(places[-1:], places)  # [H, 1, n]
         for block, cache, memory in zip(self.blocks, state.caches, state.memories, strict=True):
             assert isinstance(block, Block)
-            x = block.step(x, cache, memory)
-        return x if self.norm is None else self.norm(x)
+            x = block.step(x, cache, memory, bias)
+        return self._last(x)
+
+    def _last(self, x: Tensor) -> Tensor:
+        x = x if self.norm is None else self.norm(x)
+        return dropout(x, self.spec.dropout) if self.training and self.spec.dropout else x
+
+
+def _block(s: spec.Stack, layer: int) -> spec.Block:
+    if not s.scale_by_depth:
+        return s.block
+    attention = s.block.attention
+    return spec.replace(s.block, attention=spec.replace(attention, scale=attention.scale / (layer + 1)))
+
+
+class _Distances:
+    """A stack's relative term for one forward pass: each size is made once and serves all layers."""
+
+    def __init__(self, relative: Relative):
+        self.relative = relative
+        self.made: dict[tuple[int, int], Tensor] = {}
+
+    def __call__(self, queries: int, keys: int) -> Tensor:
+        if (queries, keys) not in self.made:
+            places = torch.arange(max(queries, keys), device=self.relative.weight.device)
+            self.made[queries, keys] = self.relative(places[:queries], places[:keys])  # [H, N, M]
+        return self.made[queries, keys]

@@ -1,21 +1,31 @@
-"""Text to ids and back: characters, space-separated symbols or byte-level BPE, each trained here and kept in one file.
+"""Text to ids and back: trained here (characters, space-separated symbols, byte-level BPE) or read from a checkpoint.
 
-Every tokeniser has the same four special tokens at ids 0..3. They are structure, never text: whatever a user writes,
-`<s>` included, is read as ordinary characters, so that no input can end a sentence or start another one.
+Every tokeniser that is trained here has the same four special tokens at ids 0..3. In any tokeniser they are structure,
+never text: whatever a user writes, `<s>` included, is read as ordinary characters, so that no input can end a sentence
+or start another one. Only `special=True` recognises them, for a text in which somebody wrote [MASK] on purpose.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import base64
+import json
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from qkv.errors import InputError, nearest
 from qkv.files import write_text
+from qkv.text.engine import Engine, Fast, Framed, parse
+from qkv.text.marian import Marian
 
 PAD, UNK, START, END = "<pad>", "<unk>", "<s>", "</s>"
 SPECIALS = (PAD, UNK, START, END)
+
+# What a special token is for; which of them a tokeniser has, and under which name, its family decides.
+ROLES = ("pad", "unk", "start", "end", "mask", "cls", "sep")
 
 _BYTES = 256
 _NO_LIMIT = 2**31
@@ -26,77 +36,109 @@ _VISIBLE = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"})
 
 
 class Tokeniser:
-    """A `tokenizers.Tokenizer` that never adds, cuts or pads, and that reads special tokens in a text as plain text."""
+    """Cuts text into ids and never cuts a sentence short, pads it, or reads a special token in it.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        ids = {name: tokenizer.token_to_id(name) for name in SPECIALS}
-        missing = [name for name, number in ids.items() if number is None]
-        if missing:
-            raise InputError(f"not a qkv tokeniser: it has no {', '.join(missing)}; train one with qkv")
-        tokenizer.no_padding()
-        tokenizer.no_truncation()
-        # Not part of the JSON, so it is set on every way in: training, loading, unpickling.
-        tokenizer.encode_special_tokens = True
-        self._tokenizer = tokenizer
-        self.pad, self.unk, self.start, self.end = (number for number in ids.values() if number is not None)
+    `roles` says which id has which role; without it the tokeniser is one of ours, with the four special tokens at hand.
+    `files` are those of the checkpoint folder that it was read from, for `write_tokenisers` to give back.
+    """
 
-    def __reduce__(self) -> tuple[type[Tokeniser], tuple[Tokenizer]]:
-        return Tokeniser, (self._tokenizer,)
+    def __init__(
+        self,
+        engine: Engine | Tokenizer,
+        roles: Mapping[str, int] | None = None,
+        files: Mapping[str, bytes] | None = None,
+    ) -> None:
+        self.engine: Engine = Fast(engine) if isinstance(engine, Tokenizer) else engine
+        self.ours = roles is None
+        self.roles: dict[str, int] = _our_roles(self.engine) if roles is None else dict(roles)
+        self.files: dict[str, bytes] = dict(files or {})
+        self.pad, self.unk, self.start, self.end, self.mask, self.cls, self.sep = map(self.roles.get, ROLES)
+
+    def __reduce__(self) -> tuple[type[Tokeniser], tuple[Any, ...]]:
+        return Tokeniser, (self.engine, None if self.ours else self.roles, self.files)
 
     @property
     def size(self) -> int:
         """Number of ids, the special ones included."""
-        return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
+        return self.engine.size
+
+    def id(self, token: str) -> int | None:
+        """The id of a token by its name in the vocabulary, e.g. T5's `<extra_id_0>`; None if it has none."""
+        return self.engine.number(token)
 
     def encode(self, text: str) -> list[int]:
         """Ids of `text`, nothing added."""
         _refuse_broken_unicode(text, "text")
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return self.engine.ids(text)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode` of each text, in parallel and without the bookkeeping of offsets."""
         for number, text in enumerate(texts, 1):
             _refuse_broken_unicode(text, f"text {number}")
-        return [found.ids for found in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+        return self.engine.ids_batch(texts)
+
+    def frame(self, text: str, pair: str | None = None, *, special: bool = False) -> Framed:
+        """`text`, or two texts, in the tokeniser's own template, e.g. [CLS] text [SEP] pair [SEP].
+
+        `special` reads special tokens in the text as such: "the [MASK] sat".
+        """
+        _refuse_broken_unicode(text, "text")
+        _refuse_broken_unicode(pair or "", "pair")
+        return self.engine.cut(text, pair, template=True, special=special)
+
+    def frame_batch(self, inputs: Sequence[str | tuple[str, str]], *, special: bool = False) -> list[Framed]:
+        """`frame` of each text, or of each (text, pair), in parallel."""
+        for number, given in enumerate(inputs, 1):
+            for text in (given,) if isinstance(given, str) else given:
+                _refuse_broken_unicode(text, f"text {number}")
+        return self.engine.cut_batch(inputs, special=special)
+
+    def frame_words(self, words: Sequence[str], pair: Sequence[str] | None = None) -> Framed:
+        """`frame` of a text that is already cut into words, for tagging: `words` then tells which one a token is of.
+
+        Byte-level BPE reads each word, the first one too, with a space before it; a word may have no token at all.
+        """
+        for number, word in enumerate([*words, *(pair or ())], 1):
+            _refuse_broken_unicode(word, f"word {number}")
+        return self.engine.cut(list(words), None if pair is None else list(pair), template=True, special=False)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`; special tokens leave no trace."""
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+        return self.engine.text(ids)
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """One label for each id, for plots: white space made visible, special tokens by name."""
-        return [self._label(number) for number in ids]
+        return [self.engine.label(number).translate(_VISIBLE) for number in ids]
 
     def pieces(self, text: str) -> list[str]:
         """One label for each id of `text`, for plots: as `tokens`, but an unknown piece as the user wrote it."""
-        _refuse_broken_unicode(text, "text")
-        found = self._tokenizer.encode(text, add_special_tokens=False)
         return [
-            text[first:last].translate(_VISIBLE) if number == self.unk else self._label(number)
-            for number, (first, last) in zip(found.ids, found.offsets, strict=True)
+            (text[first:last] if number == self.unk else self.engine.label(number)).translate(_VISIBLE)
+            for number, (first, last) in self._spans(text)
         ]
 
     def unknown(self, text: str) -> str | None:
         """The first piece of `text` that has no id, as the user wrote it; None when every piece has one."""
-        _refuse_broken_unicode(text, "text")
-        found = self._tokenizer.encode(text, add_special_tokens=False)
-        if self.unk not in found.ids:
-            return None
-        first, last = found.offsets[found.ids.index(self.unk)]
-        return text[first:last]
+        return next((text[first:last] for number, (first, last) in self._spans(text) if number == self.unk), None)
 
-    def _label(self, number: int) -> str:
-        if number in (self.pad, self.unk, self.start, self.end):
-            return str(self._tokenizer.id_to_token(number))
-        text = self._tokenizer.decode([number], skip_special_tokens=False)
-        # Half a character (byte-level BPE may cut inside one) has no text of its own; its raw name tells it apart.
-        readable = bool(text) and "\ufffd" not in text
-        label = text if readable else (self._tokenizer.id_to_token(number) or f"<{number}>")
-        return str(label).translate(_VISIBLE)
+    def _spans(self, text: str) -> Iterator[tuple[int, tuple[int, int]]]:
+        _refuse_broken_unicode(text, "text")
+        found = self.engine.cut(text, None, template=False, special=False)
+        return zip(found.ids, found.offsets, strict=True)
 
     def save(self, path: str | Path) -> None:
-        """Writes tokenizers' own JSON; no reader ever meets half a file."""
-        write_text(Path(path), self._tokenizer.to_str(pretty=True))
+        """Writes one JSON file: tokenizers' own for one of ours, else that with roles and files beside it."""
+        write_text(Path(path), self._to_json())
+
+    def _to_json(self) -> str:
+        fast = self.engine.to_json() if isinstance(self.engine, Fast) else None
+        if self.ours and fast is not None:
+            return fast
+        files = {name: base64.b64encode(zlib.compress(content)).decode() for name, content in self.files.items()}
+        about: dict[str, object] = {"roles": self.roles, "files": files}
+        if isinstance(self.engine, Marian):
+            about["marian"] = {"side": self.engine.side, "names": dict(self.engine.names)}
+        return json.dumps({"qkv": about, "tokenizer": json.loads(fast) if fast else None}, ensure_ascii=False)
 
     @classmethod
     def load(cls, path: str | Path) -> Tokeniser:
@@ -108,14 +150,32 @@ class Tokeniser:
         except UnicodeDecodeError:
             raise InputError(f"{path}: not a tokeniser (not UTF-8 text); give a tokenizer.json") from None
         try:
-            tokenizer = Tokenizer.from_str(text)
-        except Exception as problem:  # tokenizers raises the bare class for every kind of damage
-            reason = " ".join(str(problem).split())
-            raise InputError(f"{path}: damaged or not a tokenizer.json ({reason}); train or copy it again") from None
-        try:
-            return cls(tokenizer)
+            return cls._from_json(text)
         except InputError as problem:
             raise InputError(f"{path}: {problem}") from None
+        except (ValueError, TypeError, KeyError, AttributeError, zlib.error) as problem:
+            raise InputError(f"{path}: damaged or not a tokenizer.json ({problem}); train or copy it again") from None
+
+    @classmethod
+    def _from_json(cls, text: str) -> Tokeniser:
+        whole = json.loads(text)
+        if not isinstance(whole, dict) or "qkv" not in whole:
+            return cls(parse(text))
+        about = whole["qkv"]
+        files = {name: zlib.decompress(base64.b64decode(content)) for name, content in about["files"].items()}
+        if "marian" in about:
+            engine: Engine = Marian(files, about["marian"]["side"], about["marian"]["names"])
+        else:
+            engine = Fast.read(json.dumps(whole["tokenizer"]))
+        return cls(engine, {role: int(about["roles"][role]) for role in ROLES if role in about["roles"]}, files)
+
+
+def _our_roles(engine: Engine) -> dict[str, int]:
+    ids = {role: engine.number(name) for role, name in zip(ROLES, SPECIALS, strict=False)}
+    missing = [name for name in SPECIALS if engine.number(name) is None]
+    if missing:
+        raise InputError(f"not a qkv tokeniser: it has no {', '.join(missing)}; train one with qkv")
+    return {role: number for role, number in ids.items() if number is not None}
 
 
 def train_tokeniser(kind: str, lines: Iterable[str], *, size: int | None = None, lowercase: bool = False) -> Tokeniser:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -229,6 +230,8 @@ def shape(recipe: Recipe, where: str = "recipe") -> Any:
 def model_spec(recipe: Recipe, *, source: int, target: int, start: int = 2, end: int = 3) -> spec.Model:
     """What the recipe's model is, for vocabularies of these sizes."""
     module = families.family(recipe.model["family"])
+    if not {"source", "target", "start", "end"} <= set(inspect.signature(module.spec).parameters):
+        raise InputError(f"model.family: {recipe.model['family']} is no encoder-decoder, and these pairs need one")
     found: spec.Model = module.spec(shape(recipe), source=source, target=target, start=start, end=end)
     return found
 

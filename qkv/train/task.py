@@ -9,7 +9,8 @@ from qkv import spec
 from qkv.data.batches import EncodedPairs
 from qkv.data.pair import Example, Pair, group, hold_out
 from qkv.data.readers import read_pairs
-from qkv.decode.predict import Decoding, source_ids
+from qkv.decode.predict import source_ids
+from qkv.decode.settings import Decoding
 from qkv.errors import InputError
 from qkv.text.tokeniser import Tokeniser, train_tokeniser
 from qkv.train.checkpoint import LAST

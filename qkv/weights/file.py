@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -40,6 +41,32 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             f"{path}: damaged, or not a safetensors file ({str(error).splitlines()[0]}); "
             "restore it from a copy, or remove it and train again"
         ) from None
+
+
+def load_pickle(path: Path) -> dict[str, Tensor]:
+    """Tensors of an old `.bin`; one that holds anything but tensors is refused, for it could run code."""
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except RuntimeError:  # files from before torch 1.6 cannot be mapped
+        found = _unmapped(path)
+    except (pickle.UnpicklingError, EOFError, OSError, ValueError) as error:
+        raise _refused(path, error) from None
+    if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
+        raise InputError(f"{path}: holds more than named tensors; convert it to safetensors where it came from")
+    return found
+
+
+def _unmapped(path: Path) -> object:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, EOFError, OSError, ValueError, RuntimeError) as error:
+        raise _refused(path, error) from None
+
+
+def _refused(path: Path, error: Exception) -> InputError:
+    if isinstance(error, pickle.UnpicklingError):
+        return InputError(f"{path}: not loaded: a pickle that holds more than tensors can run code; use safetensors")
+    return InputError(f"{path}: damaged, or no torch file; restore it from where the checkpoint came from")
 
 
 def average(paths: list[Path]) -> dict[str, Tensor]:

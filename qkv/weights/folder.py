@@ -1,55 +1,70 @@
-"""A model as a folder: spec.json, model.safetensors, and its tokenisers beside them."""
+"""A model as a folder: spec.json, model.safetensors and its tokenisers beside them, or a Hugging Face checkpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from qkv import spec
+from qkv.data.images import PREPROCESSOR, Images
 from qkv.errors import InputError
 from qkv.files import write_text
 from qkv.nn import Decoder, Encoder, EncoderDecoder, build
+from qkv.nn.model import initialise
 from qkv.nn.position import Sinusoid
+from qkv.text.huggingface import read_tokenisers, write_tokenisers
 from qkv.text.tokeniser import Tokeniser
 from qkv.weights.file import load_tensors, save_tensors
+from qkv.weights.hub import resolve
+from qkv.weights.huggingface import is_checkpoint, read_checkpoint, write_checkpoint
 
 AnyModel = Encoder | Decoder | EncoderDecoder
+Layout = Literal["qkv", "huggingface"]
 
 SPEC, WEIGHTS = "spec.json", "model.safetensors"
 SOURCE, TARGET = "source.tokenizer.json", "target.tokenizer.json"
 
 
-class Loaded(NamedTuple):
-    """A model with what turns text into its ids and back."""
+@dataclass(frozen=True)
+class Loaded:
+    """A model with what turns text into its ids and back, where its folder has that."""
 
     model: AnyModel
-    source: Tokeniser
-    target: Tokeniser
+    source: Tokeniser | None = None
+    target: Tokeniser | None = None
+    images: Images | None = None  # how a picture is prepared, for a model that looks at pictures
+    fresh: tuple[str, ...] = ()  # parameters that the checkpoint did not hold: drawn at random, to be trained
+    unused: tuple[str, ...] = ()  # tensors of the checkpoint that this model has no place for, such as another head's
 
 
-def state(model: torch.nn.Module) -> dict[str, Tensor]:
+def state(model: nn.Module) -> dict[str, Tensor]:
     """The parameters and buffers, each once: of tied names the first."""
-    found: dict[str, Tensor] = {}
-    seen: set[int] = set()
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        if id(tensor) not in seen:
-            found[name] = tensor
-            seen.add(id(tensor))
-    return found
+    return {name: tensor for name, (first, tensor) in _names(model).items() if name == first}
 
 
-def fill(model: AnyModel, tensors: Mapping[str, Tensor], where: str, *, assign: bool) -> None:
+def _names(model: nn.Module) -> dict[str, tuple[str, Tensor]]:
+    """Every name with the first name of its tensor."""
+    firsts: dict[int, str] = {}
+    tensors = model.state_dict(keep_vars=True)
+    return {name: (firsts.setdefault(id(tensor), name), tensor) for name, tensor in tensors.items()}
+
+
+def fill(
+    model: AnyModel, tensors: Mapping[str, Tensor], where: str, *, assign: bool, fresh: Collection[str] = ()
+) -> None:
     """Puts tensors into a model: each name exactly once, each of the shape that the model has.
 
-    `assign` makes them the model's own; otherwise they are copied into parameters that somebody already holds.
+    `assign` makes them the model's own; otherwise they are copied into parameters that somebody already holds. `fresh`
+    names need not be there.
     """
     wanted = state(model)
     for name in wanted:
-        if name not in tensors:
+        if name not in tensors and name not in fresh:
             raise InputError(f"{where}: lacks '{name}', which this model has; is it another model's checkpoint?")
     for name, tensor in tensors.items():
         if name not in wanted:
@@ -76,37 +91,130 @@ def hollow(s: spec.Model) -> AnyModel:
     return model
 
 
-def save(loaded: Loaded, folder: str | Path) -> None:
-    """Writes a model folder that `load` reads."""
-    folder = Path(folder)
-    write_text(folder / SPEC, spec.to_json(loaded.model.spec))
-    loaded.source.save(folder / SOURCE)
-    loaded.target.save(folder / TARGET)
-    save_tensors(folder / WEIGHTS, state(loaded.model))
+def save(loaded: Loaded, folder: str | Path, format: Layout = "qkv") -> None:
+    """Writes a model folder that `load` reads; as `huggingface` one that transformers reads too."""
+    folder, model = Path(folder), loaded.model
+    if format not in ("qkv", "huggingface"):
+        raise InputError(f"format: a model is saved as 'qkv' or 'huggingface', not '{format}'")
+    if loaded.images is not None:
+        loaded.images.save(folder / PREPROCESSOR)
+    if format == "huggingface":
+        write_checkpoint(folder, model.spec, state(model))
+        if loaded.source is not None and loaded.target is not None:
+            write_tokenisers(folder, loaded.source, loaded.target)
+        return
+    write_text(folder / SPEC, spec.to_json(model.spec))
+    for tokeniser, name in ((loaded.source, SOURCE), (loaded.target, TARGET)):
+        if tokeniser is not None:
+            tokeniser.save(folder / name)
+    save_tensors(folder / WEIGHTS, state(model))
 
 
-def load(folder: str | Path, device: str | torch.device = "cpu") -> Loaded:
-    """Reads a model folder; the model is in evaluation mode."""
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise InputError(f"{folder}: no such folder; train a model first (qkv train RECIPE), or check the path")
+def load(
+    folder: str | Path,
+    device: str | torch.device = "cpu",
+    *,
+    head: str | None = None,
+    labels: Sequence[str] | None = None,
+) -> Loaded:
+    """Reads a model folder of ours or of Hugging Face's, or a name in its cache; the model is in evaluation mode.
+
+    `head` puts another head on a Hugging Face checkpoint's body: `sequence`, `token`, `span` and so on, with `labels`
+    as the names of its outputs. `fresh` of what comes back says which parameters were not in the checkpoint.
+    """
+    folder = resolve(folder)
+    if not (folder / SPEC).is_file() and is_checkpoint(folder):
+        return _load_checkpoint(folder, device, head, labels)
+    if head is not None or labels is not None:
+        raise InputError(f"{folder}: another head can be put on a Hugging Face checkpoint only")
+    return _load_own(folder, device)
+
+
+def _load_checkpoint(
+    folder: Path, device: str | torch.device, head: str | None, labels: Sequence[str] | None
+) -> Loaded:
+    found = read_checkpoint(folder, head, labels)
+    model = hollow(found.spec)
+    names = _names(model)
+    tensors = _without_copies(found.tensors, names, str(folder))
+    unused = found.unused
+    if head is not None:  # the body serves another purpose: what this one has no place for is left, and said
+        unused += tuple(name for name in tensors if name not in names)
+        tensors = {name: tensor for name, tensor in tensors.items() if name in names}
+    wanted = {name for name, (first, _) in names.items() if name == first}
+    missing = [name for name in wanted if name not in tensors]
+    fresh = tuple(sorted(n for n in missing if head is not None and n.split(".")[0] in ("head", "beside")))
+    fill(model, tensors, str(folder), assign=True, fresh=fresh)
+    _draw(model, fresh)
+    source, target = read_tokenisers(folder) or (None, None)
+    images = Images.load(folder / PREPROCESSOR) if (folder / PREPROCESSOR).is_file() else None
+    loaded = Loaded(model.to(device).eval(), source, target, images, fresh, unused)
+    _check_vocabularies(loaded, folder)
+    return loaded
+
+
+def _without_copies(
+    tensors: Mapping[str, Tensor], names: Mapping[str, tuple[str, Tensor]], where: str
+) -> dict[str, Tensor]:
+    """Without second names of what is one tensor in the model; a copy that differs is refused."""
+    kept: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        first = names[name][0] if name in names else name
+        if first != name and first in tensors:
+            if not torch.equal(tensor, tensors[first]):
+                raise InputError(f"{where}: '{name}' and '{first}' are one tensor in this model, and differ there")
+            continue
+        kept[first] = tensor
+    return kept
+
+
+def _draw(model: AnyModel, fresh: Collection[str]) -> None:
+    """Gives parameters that no checkpoint held memory of their own and a random beginning."""
+    modules = {model.get_submodule(name.rpartition(".")[0]) for name in fresh}
+    for module in modules:
+        held = [name for name, p in module.named_parameters(recurse=False) if not p.is_meta]
+        if held:
+            raise InputError(f"the checkpoint holds '{held[0]}' of {type(module).__name__} and lacks the rest of it")
+        module.to_empty(device="cpu", recurse=False)
+        reset = getattr(module, "reset_parameters", None)
+        if reset is not None:
+            reset()
+        for _, buffer in module.named_buffers(recurse=False):
+            nn.init.zeros_(buffer)
+    initialise(model.spec, modules)
+    model.tie()
+
+
+def _load_own(folder: Path, device: str | torch.device) -> Loaded:
     path = folder / SPEC
     if not path.is_file():
-        raise InputError(f"{folder}: not a model folder (it has no {SPEC})")
+        raise InputError(f"{folder}: not a model folder (it has neither {SPEC} nor config.json)")
     try:
         model = hollow(spec.from_json(path.read_text(encoding="utf-8"), str(path)))
     except UnicodeDecodeError:
         raise InputError(f"{path}: not text; is this a model folder?") from None
-    tokens = model.spec.target.vocabulary if model.spec.target is not None else 0
-    if model.spec.target is not None and not all(0 <= t < tokens for t in (model.spec.start, model.spec.end)):
-        raise InputError(f"{path}: start or end is no token of the target's {tokens}")
+    embed, marks = model.spec.target, (model.spec.start, model.spec.end)
+    # a decoder alone begins with a prompt, and there may be no token that ends it
+    if embed is not None and model.spec.encoder is not None and not all(0 <= t < embed.vocabulary for t in marks):
+        raise InputError(f"{path}: start or end is no token of the target's {embed.vocabulary}")
     if not (folder / WEIGHTS).is_file() and (folder / "last.safetensors").is_file():
         raise InputError(f"{folder}: training has not finished; run the same qkv train again to resume it")
     tensors, _ = load_tensors(folder / WEIGHTS)
     fill(model, tensors, str(folder / WEIGHTS), assign=True)
-    source, target = Tokeniser.load(folder / SOURCE), Tokeniser.load(folder / TARGET)
-    for tokeniser, embed, name in ((source, model.spec.source, SOURCE), (target, model.spec.target, TARGET)):
-        if embed is not None and tokeniser.size != embed.vocabulary:
+    source, target = (Tokeniser.load(folder / n) if (folder / n).is_file() else None for n in (SOURCE, TARGET))
+    images = Images.load(folder / PREPROCESSOR) if (folder / PREPROCESSOR).is_file() else None
+    loaded = Loaded(model.to(device).eval(), source, target, images)
+    _check_vocabularies(loaded, folder)
+    return loaded
+
+
+def _check_vocabularies(loaded: Loaded, folder: Path) -> None:
+    """A tokeniser of ours has a row for each token; a foreign embedding may have more rows than tokens."""
+    s = loaded.model.spec
+    for tokeniser, embed, name in ((loaded.source, s.source, SOURCE), (loaded.target, s.target, TARGET)):
+        if tokeniser is None or not isinstance(embed, spec.Embed):
+            continue
+        if tokeniser.size > embed.vocabulary or (tokeniser.ours and tokeniser.size < embed.vocabulary):
             sizes = f"has {tokeniser.size} tokens, the model {embed.vocabulary}"
-            raise InputError(f"{folder / name}: {sizes}; they do not belong together")
-    return Loaded(model.to(device).eval(), source, target)
+            where = folder / name if (folder / name).is_file() else f"{folder}: the tokeniser"
+            raise InputError(f"{where}: {sizes}; they do not belong together")

@@ -15,23 +15,26 @@ from torch import Tensor
 from qkv import spec
 from qkv.families import family, names
 from qkv.nn import Decoder, Encoder, EncoderDecoder, Ragged, build
+from qkv.weights.huggingface import head_names
 
 VOCABULARY = 13
-SMALL = {"width": 12, "hidden": 24, "heads": 2, "layers": 2, "length": 16}  # by the end of a field's name
+SMALL = {"width": 12, "hidden": 24, "heads": 2, "layers": 2, "length": 16, "image": 6, "patch": 2}  # by a name's end
 
 
 @dataclass(frozen=True)
 class Case:
-    """A family with one field of its shape set to one of its choices."""
+    """A family with one field of its shape set to one of its choices, or under one of its heads."""
 
     name: str
     shape: Any
+    head: str | None = None  # None: the family's own first one
 
     def spec(self) -> spec.Model:
         module = family(self.name)
         wanted = inspect.signature(module.spec).parameters
         sizes = {key: VOCABULARY for key in ("source", "target", "vocabulary") if key in wanted}
-        made: spec.Model = module.spec(self.shape, **sizes)
+        chosen = {} if self.head is None else {"head": self.head}
+        made: spec.Model = module.spec(self.shape, **sizes, **chosen)
         return made
 
     def model(self) -> Encoder | Decoder | EncoderDecoder:
@@ -69,13 +72,20 @@ def _cases() -> Iterator[tuple[str, Case]]:
             for choice in _choices(hint):
                 if choice != getattr(shape, key):
                     yield f"{name}-{key}={choice}", Case(name, replace(shape, **{key: choice}))
+        for head in head_names(module) if hasattr(module, "HUGGING_FACE") else []:
+            yield f"{name}-head={head}", Case(name, shape, head)
 
 
 CASES = dict(_cases())
 
 
 def with_decoder() -> dict[str, Case]:
-    return {name: case for name, case in CASES.items() if case.spec().decoder is not None}
+    """Those that write."""
+
+    def writes(s: spec.Model) -> bool:
+        return s.decoder is not None and s.head is not None and s.head.kind == "lm" and s.beside is None
+
+    return {name: case for name, case in CASES.items() if writes(case.spec())}
 
 
 def with_stack() -> dict[str, Case]:
@@ -106,14 +116,25 @@ class Batch:
         return len(self.sources)
 
 
+def image(ids: Tensor, s: spec.Patches) -> Tensor:
+    """What a model that looks at images is given for a sequence: the picture that its ids are the seed of."""
+    seed = sum(int(token) * VOCABULARY**place for place, token in enumerate(ids)) + len(ids)
+    return torch.randn(s.channels, s.image, s.image, generator=torch.Generator().manual_seed(seed)).double()
+
+
 def outputs(model: Any, batch: Batch) -> list[Tensor]:
     """The model's output, cut into one tensor a sequence."""
+    if isinstance(model.spec.source, spec.Patches):
+        out = model(torch.stack([image(ids, model.spec.source) for ids in batch.sources]))
+        return list(out if model.spec.head is not None else out.unflatten(0, (len(batch), -1)))
     source, target = Ragged.pack(batch.sources), Ragged.pack(batch.targets)
-    if isinstance(model, EncoderDecoder):
-        return target.like(model(source, target)).sequences()
-    ids = source if isinstance(model, Encoder) else target
-    out = model(ids)
-    return ids.like(out).sequences() if len(out) == ids.layout.total else list(out)
+    read = source if isinstance(model, Encoder) else target  # what the outputs belong to
+    if model.spec.beside is not None:  # both heads' in one tensor, so that no law forgets the second
+        each, once = model.both(read)
+        return [torch.cat([a.flatten(), b]) for a, b in zip(read.like(each).sequences(), once, strict=True)]
+    out = model(source, target) if isinstance(model, EncoderDecoder) else model(read)
+    once_each = model.spec.head is not None and not model.spec.head.at_each_token
+    return list(out) if once_each else read.like(out).sequences()
 
 
 def begin(model: Any, batch: Batch, rows: int, limit: int) -> Any:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from qkv import spec
 from qkv.nn import Encoder, Ragged, build
-from qkv.nn.heads import AttentionPool, LanguageModelHead, SequenceHead
+from qkv.nn.heads import AttentionPool, Head
 
 STATES = Ragged.of(torch.randn(7, 6, generator=torch.Generator().manual_seed(1)), [3, 4])
 DOT = spec.Attention(width=6, score="dot", project=False)
@@ -32,7 +32,7 @@ def test_vanilla_attention_weighs_hidden_states_by_w_a_h() -> None:
 
 def test_the_label_is_predicted_from_the_weighted_average() -> None:
     """DS 4440 RNNs → Contextual embeddings → Transformers, "(Vanilla) ATTENTION!": P(y | h̄)."""
-    head = SequenceHead(spec.Head(kind="sequence", width=6, outputs=3, bias=True, pool=DOT))
+    head = Head(spec.Head(kind="sequence", width=6, outputs=3, bias=True, pool=DOT))
     assert head.pool is not None
     torch.testing.assert_close(head(STATES), head.pool(STATES) @ head.linear.weight.T + head.linear.bias)
 
@@ -75,7 +75,7 @@ def test_a_recurrent_classifier_attends_over_all_its_states() -> None:
 def test_a_sequence_is_classified_from_its_first_token() -> None:
     """Multilingual NLP, 4. Attention & Transformer, "Fine-Tuning Transformers": ŷ = classifier(x_CLS), "the
     representation of the sequence start token [CLS]"."""
-    head = SequenceHead(spec.Head(kind="sequence", width=6, outputs=3, bias=True))
+    head = Head(spec.Head(kind="sequence", width=6, outputs=3, bias=True))
     firsts = torch.stack([states[0] for states in STATES.sequences()])
     torch.testing.assert_close(head(STATES), firsts @ head.linear.weight.T + head.linear.bias)
 
@@ -83,5 +83,5 @@ def test_a_sequence_is_classified_from_its_first_token() -> None:
 def test_one_linear_layer_is_used_again_for_every_token() -> None:
     """(Even More) Language Modeling: Attention, "BERTForTokenClassification": "single linear layer, re-used across the
     tokens"; Multilingual NLP, "Pretraining Transformers": ŷ = softmax(x W_lm)."""
-    head = LanguageModelHead(spec.Head(kind="lm", width=6, outputs=5))
+    head = Head(spec.Head(kind="lm", width=6, outputs=5))
     torch.testing.assert_close(head(STATES.values), torch.stack([head.linear.weight @ x for x in STATES.values]))

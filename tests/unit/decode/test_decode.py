@@ -15,7 +15,7 @@ from qkv.decode.write import cut, greedy, sample
 from qkv.errors import InputError
 from qkv.nn import Ragged
 
-FAMILIES = families.names()
+FAMILIES = [n for n in families.names() if not hasattr(families.family(n), "HUGGING_FACE")]  # trained here
 
 
 def log_probability(model, source, tokens):

@@ -3,9 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from qkv import spec
 from qkv.nn import Ragged
-from qkv.nn.heads import AttentionPool, LanguageModelHead, SequenceHead
-from qkv.spec import Attention, Head
+from qkv.nn.heads import AttentionPool, Head
+from qkv.spec import Attention
 
 HIDDEN = Ragged.of(torch.randn(9, 6, generator=torch.Generator().manual_seed(1)), [4, 1, 4])
 
@@ -33,19 +34,19 @@ def test_a_pooled_sequence_does_not_depend_on_its_batch_mates(score: str) -> Non
 
 
 def test_a_sequence_head_without_pool_reads_the_first_token() -> None:
-    head = SequenceHead(Head(kind="sequence", width=6, outputs=3, bias=True))
+    head = Head(spec.Head(kind="sequence", width=6, outputs=3, bias=True))
     firsts = torch.stack([h[0] for h in HIDDEN.sequences()])
     torch.testing.assert_close(head(HIDDEN), head.linear(firsts))
 
 
 def test_a_sequence_head_with_pool_reads_the_pooled_vector() -> None:
     pool = Attention(width=6, score="additive", project=False)
-    head = SequenceHead(Head(kind="sequence", width=6, outputs=3, pool=pool))
+    head = Head(spec.Head(kind="sequence", width=6, outputs=3, pool=pool))
     assert head.pool is not None
     torch.testing.assert_close(head(HIDDEN), head.linear(head.pool(HIDDEN)))
 
 
 def test_a_language_model_head_is_one_linear_map_for_each_token() -> None:
-    head = LanguageModelHead(Head(kind="lm", width=6, outputs=3, bias=True))
+    head = Head(spec.Head(kind="lm", width=6, outputs=3, bias=True))
     naive = torch.stack([head.linear.weight @ h + head.linear.bias for h in HIDDEN.values])
     torch.testing.assert_close(head(HIDDEN.values), naive)

@@ -61,14 +61,34 @@ def test_tie_makes_one_tensor_again_after_weights_were_replaced() -> None:
     assert model.head.linear.weight is model.source.tokens.weight is model.target.tokens.weight
 
 
-def test_a_model_that_writes_is_refused_without_a_language_model_head() -> None:
+@pytest.mark.parametrize("head", [None, spec.Head(kind="sequence", width=8, outputs=3)])
+def test_a_model_without_a_language_model_head_does_not_write(head: spec.Head | None) -> None:
+    model = build(spec.replace(pair(), head=head))
+    state = model.begin(model.encode(IDS), rows=2, limit=3)
     with pytest.raises(ValueError, match="head of kind 'lm'"):
-        build(spec.replace(pair(), head=None))
+        model.step(torch.tensor([2, 2]), state)
 
 
-def test_a_model_that_writes_is_refused_with_a_sequence_head() -> None:
-    with pytest.raises(ValueError, match="head of kind 'lm'"):
-        build(spec.replace(pair(), head=spec.Head(kind="sequence", width=8, outputs=3)))
+def test_two_heads_read_the_same_states() -> None:
+    one, two = spec.Head(kind="token", width=8, outputs=4), spec.Head(kind="choice", width=8, outputs=1)
+    body = spec.Model(family="test", source=EMBED, encoder=spec.Stack(block=BLOCK, depth=1), head=one, beside=two)
+    model = build(body)
+    tokens, sequences = model.both(IDS)
+    torch.testing.assert_close(tokens, model(IDS))
+    torch.testing.assert_close(sequences, model.beside(model.encode(IDS).hidden))
+
+
+def test_a_head_beside_none_is_refused() -> None:
+    two = spec.Head(kind="choice", width=8, outputs=1)
+    with pytest.raises(ValueError, match="beside none"):
+        build(spec.Model(family="test", source=EMBED, encoder=spec.Stack(block=BLOCK, depth=1), beside=two))
+
+
+def test_logits_at_chosen_tokens_are_those_of_all_tokens() -> None:
+    head = spec.Head(kind="token", width=8, outputs=4, dense="tanh")
+    model = build(spec.Model(family="test", source=EMBED, encoder=spec.Stack(block=BLOCK, depth=1), head=head))
+    chosen = torch.tensor([5, 0, 3])
+    torch.testing.assert_close(model(IDS, at=chosen), model(IDS)[chosen])
 
 
 def test_a_dot_score_between_states_of_unequal_width_is_refused() -> None:

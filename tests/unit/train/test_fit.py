@@ -29,7 +29,7 @@ from qkv.train.task import prepare
 from qkv.weights import load
 from qkv.weights.file import load_tensors, save_tensors
 
-FAMILIES = families.names()
+FAMILIES = [n for n in families.names() if not hasattr(families.family(n), "HUGGING_FACE")]  # trained here
 
 
 def digest(folder: Path) -> str:

@@ -1,0 +1,64 @@
+"""Commands about checkpoints: the families that there are, and models in and out of Hugging Face's format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from qkv.cli.options import Json, ModelName, load_model
+from qkv.errors import InputError
+
+Output = Annotated[Path, typer.Option("--output", "-o", help="The folder to write.")]
+
+
+def list_families(as_json: Json = False) -> None:
+    """The families: their sizes with parameters, the heads they have, the paper they come from."""
+    import json
+
+    from qkv.look.catalogue import catalogue, render
+
+    found = catalogue()
+    print(json.dumps(found, indent=2) if as_json else render(found))
+
+
+def import_checkpoint(
+    model: ModelName,
+    output: Output,
+    head: Annotated[
+        str | None, typer.Option(help="Another head than the checkpoint's own: sequence, token, span, choice, …")
+    ] = None,
+    labels: Annotated[str | None, typer.Option(help="Names of that head's outputs, with commas.")] = None,
+) -> None:
+    """A Hugging Face checkpoint into qkv's own format; with --head under another head, whose parameters are fresh."""
+    from qkv.weights import load, save
+
+    _free(output)
+    names = None if labels is None else [name.strip() for name in labels.split(",")]
+    loaded = load(model, head=head, labels=names)
+    save(loaded, output)
+    _said(loaded, output)
+
+
+def export_checkpoint(model: ModelName, output: Output) -> None:
+    """A model as a Hugging Face checkpoint, which transformers loads."""
+    from qkv.weights import save
+
+    _free(output)
+    loaded = load_model(model, "cpu")
+    save(loaded, output, format="huggingface")
+    _said(loaded, output)
+
+
+def _free(output: Path) -> None:
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise InputError(f"{output}: is there already; choose another folder, or remove it first")
+
+
+def _said(loaded: Any, output: Path) -> None:
+    count = sum(parameter.numel() for parameter in loaded.model.parameters())
+    print(f"{output}: {loaded.model.spec.family}, {count:,} parameters")
+    for what, names in (("fresh, to be trained", loaded.fresh), ("left out of the checkpoint", loaded.unused)):
+        if names:
+            print(f"{what}: {', '.join(names)}")

@@ -1,0 +1,193 @@
+"""A family's Hugging Face form, as data: its config.json both ways, its classes, its weight rules."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor
+
+from qkv import spec
+from qkv.errors import InputError, nearest
+from qkv.weights.rules import Rule
+
+Config = dict[str, Any]
+
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+    "tanh": "tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One value: its key in config.json, the field of the family's Shape (or keyword of its `spec`), its place."""
+
+    key: str
+    field: str
+    place: str  # in the spec, dotted
+    values: Mapping[Any, Any] | None = None  # theirs -> ours, where they are named differently
+    only: tuple[str, ...] = ()  # the heads whose spec can say it; none named: all
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What a class of theirs is: our name of its head, and whether its body's names stand without the prefix."""
+
+    head: str
+    bare: bool = False
+
+
+@dataclass(frozen=True)
+class Only:
+    """Rules that hold only where the spec has this value in this place: their names depend on it."""
+
+    place: str  # dotted
+    value: Any
+    rules: tuple[Rule, ...]
+
+
+def _as_it_is(config: Config) -> Config:
+    return config
+
+
+def _says_nothing(config: Config, _: Mapping[str, Tensor]) -> Config:
+    return config
+
+
+@dataclass(frozen=True, kw_only=True)
+class Format:
+    model_type: str
+    prefix: str  # of the body's names in a model with a head; rules are written with it
+    architectures: Mapping[str, Architecture]
+    settings: tuple[Setting, ...]
+    body: tuple[Rule, ...]
+    heads: Mapping[str, tuple[Rule, ...]] = field(default_factory=dict)  # by our name of the head
+    untied: Mapping[str, tuple[Rule, ...]] = field(default_factory=dict)  # the same where the head has its own weight
+    only: tuple[Only, ...] = ()  # beside the body's
+    fixed: Mapping[str, Any] = field(default_factory=dict)  # what we have no other value of
+    look: Callable[[Config, Mapping[str, Tensor]], Config] = _says_nothing  # what their tensors say and no config does
+    read: Callable[[Config], Config] = _as_it_is  # where their values are not ours one by one
+    write: Callable[[Config], Config] = _as_it_is
+
+    def rules(self, head: str, model: spec.Model) -> tuple[Rule, ...]:
+        """Everything that a model under this head is filled from."""
+        own = self.heads.get(head, ())
+        if head in self.untied and model.head is not None and not model.head.tied:
+            own = self.untied[head]
+        return (*self.body, *own, *self._only(lambda case: bool(_at(model, case.place) == case.value)))
+
+    def every_rule(self) -> tuple[Rule, ...]:
+        """Also those of the other heads: what may stand in a checkpoint of this family."""
+        heads = (rule for table in (self.heads, self.untied) for own in table.values() for rule in own)
+        return (*self.body, *heads, *self._only(lambda _: True))
+
+    def _only(self, holds: Callable[[Only], bool]) -> tuple[Rule, ...]:
+        return tuple(rule for case in self.only if holds(case) for rule in case.rules)
+
+
+def read_config(family: ModuleType, config: Config, where: str, head: str, labels: tuple[str, ...]) -> spec.Model:
+    """The spec that a config.json describes, under a head; a value that we do not know is refused by name."""
+    form: Format = family.HUGGING_FACE
+    config = form.read(dict(config))
+    for key, value in form.fixed.items():
+        if config.get(key, value) not in (value, None):
+            raise InputError(f"{where}: {key} is {config[key]!r}; of {form.model_type} qkv has {value!r} only")
+    values: dict[str, Any] = {}
+    for setting in form.settings:
+        if config.get(setting.key) is not None:
+            values[setting.field] = _ours(setting, config[setting.key], where)
+    return _made(family, values, head, labels, where)
+
+
+def _made(family: ModuleType, values: dict[str, Any], head: str, labels: tuple[str, ...], where: str) -> spec.Model:
+    in_shape = {f.name: f.default for f in fields(family.Shape)}
+    keywords = {name: p.default for name, p in inspect.signature(family.spec).parameters.items()}
+    for name, value in values.items():
+        _check_kind(name, value, (in_shape | keywords)[name], where)
+    shape = family.Shape(**{name: value for name, value in values.items() if name in in_shape})
+    others = {name: value for name, value in values.items() if name not in in_shape}
+    made: spec.Model = family.spec(shape, head=head, labels=labels, **others)
+    return made
+
+
+def _ours(setting: Setting, value: Any, where: str) -> Any:
+    if setting.values is None:
+        return value
+    known = [str(name) for name in setting.values]
+    if not isinstance(value, str | int | bool) or value not in setting.values:
+        raise InputError(f"{where}: {setting.key} '{value}' is unknown; {nearest(str(value), known)}")
+    return setting.values[value]
+
+
+def _check_kind(name: str, value: Any, default: Any, where: str) -> None:
+    if default is None or default is inspect.Parameter.empty:
+        return
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    fits = number if isinstance(default, float) else type(value) is type(default)
+    if not fits:
+        raise InputError(f"{where}: {name} cannot be {value!r}")
+
+
+def write_config(family: ModuleType, model: spec.Model) -> tuple[Config, str]:
+    """The config.json of a spec, and their class for its head. What the table cannot say again is refused."""
+    form: Format = family.HUGGING_FACE
+    labels = model.head.labels if model.head is not None else ()
+    for name, architecture in form.architectures.items():
+        config, values = _said(form, model, architecture.head)
+        if _made(family, values, architecture.head, labels, form.model_type) == model:
+            return _named(form.write(config | dict(form.fixed)), form, name, labels), name
+    raise InputError(f"this model is no plain {form.model_type} any more; Hugging Face has no form for it")
+
+
+def _said(form: Format, model: spec.Model, head: str) -> tuple[Config, dict[str, Any]]:
+    """Their keys and our fields with what the spec has in those places."""
+    config: Config = {}
+    values: dict[str, Any] = {}
+    for setting in form.settings:
+        value = _at(model, setting.place)
+        if value is not None and (not setting.only or head in setting.only):
+            values[setting.field] = value
+            config[setting.key] = value if setting.values is None else _theirs(setting, value)
+    return config, values
+
+
+def _at(model: spec.Model, place: str) -> Any:
+    found: Any = model
+    for name in place.split("."):
+        found = getattr(found, name, None)
+    return found
+
+
+def _theirs(setting: Setting, value: Any) -> Any:
+    assert setting.values is not None
+    for theirs, ours in setting.values.items():
+        if ours == value:
+            return theirs
+    raise InputError(f"{setting.field} {value!r} has no name in Hugging Face's {setting.key}")
+
+
+def _named(config: Config, form: Format, architecture: str, labels: tuple[str, ...]) -> Config:
+    named: Config = {"architectures": [architecture], "model_type": form.model_type, "dtype": "float32"} | config
+    if labels:  # else theirs are two
+        named["id2label"] = {str(number): label for number, label in enumerate(labels)}
+        named["label2id"] = {label: number for number, label in enumerate(labels)}
+    return named
+
+
+def read_labels(config: Config) -> tuple[str, ...]:
+    """The names of a classifier's outputs; two where a config says nothing."""
+    named = config.get("id2label")
+    if isinstance(named, dict) and named:
+        return tuple(str(named[key]) for key in sorted(named, key=int))
+    count = config.get("num_labels", config.get("_num_labels", 2))
+    return tuple(f"LABEL_{number}" for number in range(count if isinstance(count, int) else 2))

@@ -1,0 +1,157 @@
+"""A tiny random Hugging Face model and ours with its weights, side by side: what every family's parity tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from qkv import families, weights
+from qkv.look.capture import capture
+from qkv.nn import Decoder, Encoder, Ragged
+from qkv.weights.folder import state
+from qkv.weights.rules import outward
+
+LENGTHS, TARGET_LENGTHS = [4, 9, 1, 6], [3, 1, 8, 5]
+NEAR = 1e-4
+
+
+def randomised(model: nn.Module, spread: float = 0.15) -> nn.Module:
+    """Biases and gains drawn too, for zeros and ones hide mistakes; large enough that logits differ visibly."""
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(
+                torch.randn_like(parameter) * spread + (parameter.mean().round() if parameter.dim() == 1 else 0)
+            )
+    return model.eval()
+
+
+def ids(lengths: list[int], vocabulary: int, seed: int, least: int = 3) -> Ragged:
+    """Random tokens, none of them one of the first few, which models give a special meaning."""
+    drawn = torch.randint(least, vocabulary, (sum(lengths),), generator=torch.Generator().manual_seed(seed))
+    return Ragged.of(drawn, lengths)
+
+
+@dataclass
+class Both:
+    """`call` gives their output for padded inputs; `read` picks logits out of it."""
+
+    theirs: Any
+    folder: Path
+    ours: weights.Loaded = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.theirs.save_pretrained(self.folder)
+        self.ours = weights.load(self.folder)
+
+    @property
+    def vocabulary(self) -> int:
+        return int(self.theirs.config.vocab_size)
+
+    def source(self) -> Ragged:
+        return ids(LENGTHS, self.vocabulary, 1)
+
+    def target(self) -> Ragged:
+        return ids(TARGET_LENGTHS, self.vocabulary, 2)
+
+    def their_output(self, **options: Any) -> Any:
+        """Padded on their side: the mask says what is real."""
+        source, target = self.source(), self.target()
+        given = {"input_ids": source.to_padded().long(), "attention_mask": source.layout.real().long()}
+        if self.theirs.config.is_encoder_decoder and not isinstance(self.ours.model, Encoder):
+            given["decoder_input_ids"] = target.to_padded().long()
+        return self.theirs(**(given | options))
+
+    def our_logits(self) -> Tensor:
+        model = self.ours.model
+        return model(self.source()) if isinstance(model, Encoder | Decoder) else model(self.source(), self.target())
+
+    def their_logits(self, **options: Any) -> Tensor:
+        """As ours come: real tokens only, and an answer's begin and end side by side."""
+        found = self.their_output(**options)
+        logits = torch.stack([found.start_logits, found.end_logits], -1) if "start_logits" in found else None
+        if logits is None:
+            logits = found.logits if "logits" in found else found.last_hidden_state
+        layout = (self.source() if isinstance(self.ours.model, Encoder | Decoder) else self.target()).layout
+        return logits[layout.real()] if logits.dim() == 3 else logits
+
+
+def check_logits(both: Both) -> None:
+    ours, theirs = both.our_logits().detach(), both.their_logits().detach()
+    assert ours.shape == theirs.shape
+    assert float(theirs.abs().max()) > 0.1, "the models say next to nothing: nothing would be compared"
+    assert float((ours - theirs).abs().max()) <= NEAR
+
+
+def check_gradients(
+    both: Both, ours: Callable[[], Tensor] | None = None, theirs: Callable[[], Tensor] | None = None
+) -> None:
+    """Of one loss, in relative norm, parameter by parameter, under their names."""
+    for logits in ((ours or both.our_logits)(), (theirs or both.their_logits)()):
+        weighted = torch.linspace(-1, 1, logits.numel()).view(logits.shape)
+        (torch.sin(logits) * weighted).sum().backward()
+    found = their_names(both, {n: t.grad for n, t in state(both.ours.model).items() if t.grad is not None})
+    wanted = {name: p.grad for name, p in both.theirs.named_parameters() if p.grad is not None and p.grad.any()}
+    assert wanted
+    largest = max(float(g.norm()) for g in wanted.values())
+    for name, gradient in wanted.items():
+        apart = float((found[name] - gradient).norm())
+        assert apart <= NEAR * max(float(gradient.norm()), 1e-3 * largest), name
+
+
+def their_names(both: Both, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Our tensors under the names of their model's parameters."""
+    form = families.of_model_type(both.theirs.config.model_type, "test").HUGGING_FACE
+    architecture = form.architectures[type(both.theirs).__name__]
+    named = outward(form.rules(architecture.head, both.ours.model.spec), tensors)
+    return {(k.removeprefix(form.prefix) if architecture.bare else k): t for k, t in named.items()}
+
+
+def check_round_trip(both: Both, folder: Path) -> None:
+    """Out and in again gives equal bytes, and transformers finds every key that it wants and no other."""
+    weights.save(both.ours, folder, "huggingface")
+    before, after = load_file(both.folder / "model.safetensors"), load_file(folder / "model.safetensors")
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    again, info = type(both.theirs).from_pretrained(folder, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    assert not info["mismatched_keys"]
+    labels = ("id2label", "label2id") if not both.ours.model.spec.head or not both.ours.model.spec.head.labels else ()
+    for key, value in both.theirs.config.to_dict().items():
+        if value is not None and key not in ("transformers_version", "_name_or_path", "dtype", *labels):
+            assert again.config.to_dict()[key] == value, key
+    both.theirs = again.eval()
+    check_logits(both)
+
+
+def check_own_round_trip(both: Both, folder: Path) -> None:
+    """Through our own format: the same spec, the same bytes."""
+    weights.save(both.ours, folder)
+    again = weights.load(folder)
+    assert again.model.spec == both.ours.model.spec
+    theirs, ours = state(both.ours.model), state(again.model)
+    assert theirs.keys() == ours.keys()
+    assert all(torch.equal(theirs[name], ours[name]) for name in theirs)
+
+
+def check_maps(both: Both, **kinds: str) -> None:
+    """Captured maps equal what their eager attention returns; `kinds`: their field -> our names, `{i}` a layer."""
+    both.theirs.set_attn_implementation("eager")
+    with torch.no_grad():
+        found = both.their_output(output_attentions=True)
+        with capture(both.ours.model) as maps:
+            both.our_logits()
+    for name, pattern in kinds.items():
+        layers = found[name]
+        assert layers, f"they return no {name}"
+        for number, theirs in enumerate(layers):  # [B, H, N, M]
+            for ours, padded in zip(maps[pattern.format(i=number)], theirs, strict=True):
+                cut = padded[:, : ours.shape[1], : ours.shape[2]]
+                torch.testing.assert_close(ours, cut, atol=1e-5, rtol=1e-4)

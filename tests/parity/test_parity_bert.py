@@ -1,0 +1,126 @@
+"""BERT against Hugging Face's, tiny and odd: every head, activation and tie."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from both import (
+    LENGTHS,
+    Both,
+    check_gradients,
+    check_logits,
+    check_maps,
+    check_own_round_trip,
+    check_round_trip,
+    randomised,
+)
+
+ODD: dict[str, Any] = {
+    "vocab_size": 31,
+    "hidden_size": 35,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 5,
+    "intermediate_size": 51,
+    "max_position_embeddings": 13,
+    "type_vocab_size": 3,
+    "num_labels": 4,
+}
+HEADS = ["MaskedLM", "SequenceClassification", "TokenClassification", "NextSentencePrediction"]
+CASES = {head: (head, {}) for head in HEADS} | {
+    "QuestionAnswering": ("QuestionAnswering", {"num_labels": 2}),
+    "regression": ("SequenceClassification", {"num_labels": 1}),
+    "relu": ("MaskedLM", {"hidden_act": "relu"}),
+    "gelu_new": ("MaskedLM", {"hidden_act": "gelu_new"}),
+    "silu": ("MaskedLM", {"hidden_act": "silu"}),
+    "untied": ("MaskedLM", {"tie_word_embeddings": False}),
+    "other epsilon and one layer": ("TokenClassification", {"layer_norm_eps": 1e-3, "num_hidden_layers": 1}),
+}
+
+
+@pytest.fixture(params=CASES.values(), ids=CASES.keys())
+def both(request: pytest.FixtureRequest, tmp_path: Path) -> Both:
+    return make(tmp_path, *request.param)
+
+
+def make(tmp_path: Path, head: str, changes: dict[str, Any]) -> Both:
+    config = transformers.BertConfig(**(ODD | changes))
+    theirs = randomised(getattr(transformers, f"BertFor{head}")(config))
+    if not config.tie_word_embeddings:  # untied, theirs has a second bias that it never adds
+        theirs.cls.predictions.bias.data.copy_(theirs.cls.predictions.decoder.bias)
+    return Both(theirs, tmp_path / "theirs")
+
+
+def test_logits_equal_theirs(both: Both) -> None:
+    check_logits(both)
+
+
+def test_gradients_equal_theirs(both: Both) -> None:
+    check_gradients(both)
+
+
+def test_out_and_in_again_gives_equal_bytes(both: Both, tmp_path: Path) -> None:
+    check_own_round_trip(both, tmp_path / "own")
+    check_round_trip(both, tmp_path / "again")
+
+
+def test_captured_maps_equal_eager_attention(tmp_path: Path) -> None:
+    check_maps(make(tmp_path, "MaskedLM", {}), attentions="encoder.{i}.attention")
+
+
+def test_segments_are_added_as_theirs_are(tmp_path: Path) -> None:
+    both = make(tmp_path, "MaskedLM", {})
+    source = both.source()
+    segments = source.like(source.layout.positions % 3)
+    ours = both.ours.model(source, segments.values)
+    theirs = both.their_logits(token_type_ids=segments.to_padded().long())
+    assert float((ours - theirs).abs().max()) <= 1e-4
+
+
+def test_two_heads_of_pretraining_equal_theirs(tmp_path: Path) -> None:
+    both = make(tmp_path, "PreTraining", {})
+    source = both.source()
+    masked, following = both.ours.model.both(source)
+    found = both.their_output()
+    assert float((masked - found.prediction_logits[source.layout.real()]).abs().max()) <= 1e-4
+    assert float((following - found.seq_relationship_logits).abs().max()) <= 1e-4
+
+
+def test_multiple_choice_scores_each_choice(tmp_path: Path) -> None:
+    both = make(tmp_path, "MultipleChoice", {})
+    source = both.source()  # four sequences: two questions of two choices
+    padded, real = source.to_padded().long(), source.layout.real().long()
+    theirs = both.theirs(padded.view(2, 2, -1), attention_mask=real.view(2, 2, -1)).logits
+    assert float((both.ours.model(source).view(2, 2) - theirs).abs().max()) <= 1e-4
+
+
+def test_the_body_and_its_pooler_equal_theirs(tmp_path: Path) -> None:
+    both = Both(randomised(transformers.BertModel(transformers.BertConfig(**ODD))), tmp_path / "theirs")
+    found, source = both.their_output(), both.source()
+    hidden = both.ours.model.encode(source).hidden.values
+    assert float((hidden - found.last_hidden_state[source.layout.real()]).abs().max()) <= 1e-4
+    assert float((both.ours.model(source) - found.pooler_output).abs().max()) <= 1e-4
+    check_own_round_trip(both, tmp_path / "own")
+
+
+def test_a_body_without_pooler_loads_as_the_body_alone(tmp_path: Path) -> None:
+    theirs = randomised(transformers.BertModel(transformers.BertConfig(**ODD), add_pooling_layer=False))
+    both = Both(theirs, tmp_path / "theirs")
+    assert both.ours.model.head is None
+    check_logits(both)
+
+
+def test_the_body_under_a_new_head_names_what_is_fresh_and_what_is_left(tmp_path: Path) -> None:
+    from qkv.weights import load
+
+    make(tmp_path, "PreTraining", {})
+    loaded = load(tmp_path / "theirs", head="token", labels=["B", "I", "O"])
+    assert loaded.fresh == ("head.linear.bias", "head.linear.weight")
+    assert any(name.startswith("cls.predictions") for name in loaded.unused)
+    assert any(name.startswith("bert.pooler") for name in loaded.unused)
+    assert loaded.model(Both.source(make(tmp_path, "PreTraining", {}))).shape == (sum(LENGTHS), 3)
+    assert loaded.model.head.linear.weight.abs().max() > 0
+    assert torch.isfinite(loaded.model.head.linear.weight).all()

@@ -1,0 +1,379 @@
+"""Tokenisers of checkpoint folders: the template, the roles, what is refused, and what comes back from a file.
+
+That the ids are transformers' own is in tests/parity/test_parity_tokeniser.py.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import re
+import struct
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from qkv.errors import InputError
+from qkv.text.engine import Framed
+from qkv.text.huggingface import read_tokenisers, write_tokenisers
+from qkv.text.tokeniser import Tokeniser, train_tokeniser
+
+BERT = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "##s", "sat", "mask", "[", "]"]
+BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
+
+
+def put(folder: Path, **tables: object) -> Path:
+    for name, table in tables.items():
+        (folder / f"{name}.json").write_text(json.dumps(table), encoding="utf-8")
+    return folder
+
+
+def bert(folder: Path, words: list[str] = BERT, **options: object) -> Path:
+    (folder / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
+    return put(folder, tokenizer_config=options) if options else folder
+
+
+def bpe(folder: Path, specials: list[str], merges: str = "#version: 0.2\nt h\nth e\n", *more: str) -> Path:
+    names = [*specials, *BYTES, "th", "the", *more]
+    (folder / "merges.txt").write_text(merges, encoding="utf-8")
+    return put(folder, vocab={name: number for number, name in enumerate(names)})
+
+
+def varint(number: int) -> bytes:
+    low, high = number & 0x7F, number >> 7
+    return bytes([low | 0x80]) + varint(high) if high else bytes([low])
+
+
+def field(number: int, content: bytes) -> bytes:
+    return varint(number << 3 | 2) + varint(len(content)) + content
+
+
+def spm(*pieces: tuple[str, float, int], kind: int = 1, charsmap: bytes = b"") -> bytes:
+    """A SentencePiece model, field by field."""
+    start = [("<pad>", 0.0, 3), ("</s>", 0.0, 3), ("<unk>", 0.0, 2)]
+    written = b""
+    for text, score, sort in (*start, *pieces):
+        number = varint(2 << 3 | 5) + struct.pack("<f", score)
+        written += field(1, field(1, text.encode()) + number + varint(3 << 3) + varint(sort))
+    return written + field(2, varint(3 << 3) + varint(kind)) + field(3, field(2, charsmap))
+
+
+def t5(folder: Path, content: bytes | None = None) -> Path:
+    letters = [("▁", -3.0, 1), ("▁the", -2.0, 1), *((letter, -5.0, 1) for letter in "thecasx</>")]
+    (folder / "spiece.model").write_bytes(spm(*letters) if content is None else content)
+    return folder
+
+
+def read(folder: Path) -> Tokeniser:
+    found = read_tokenisers(folder)
+    assert found is not None
+    assert found[0] is found[1]
+    return found[0]
+
+
+def refused(folder: Path, complaint: str) -> None:
+    with pytest.raises(InputError, match=complaint) as problem:
+        read_tokenisers(folder)
+    assert "\n" not in str(problem.value)
+    assert str(folder) in str(problem.value)
+
+
+def test_a_folder_without_a_tokeniser_has_none(tmp_path: Path) -> None:
+    assert read_tokenisers(put(tmp_path, config={"model_type": "vit"})) is None
+
+
+def test_bert_frames_a_pair_with_segments_spans_words_and_parts(tmp_path: Path) -> None:
+    found = read(bert(tmp_path)).frame("The  cats", "sat")
+    assert found == Framed(
+        ids=[2, 5, 6, 7, 3, 8, 3],
+        segments=[0, 0, 0, 0, 0, 1, 1],
+        offsets=[(0, 0), (0, 3), (5, 8), (8, 9), (0, 0), (0, 3), (0, 0)],
+        words=[None, 0, 1, 1, None, 0, None],
+        parts=[None, 0, 0, 0, None, 1, None],
+    )
+
+
+def test_roles_are_ids_and_what_a_family_lacks_is_none(tmp_path: Path) -> None:
+    tokeniser = read(bert(tmp_path))
+    assert tokeniser.roles == {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
+    assert (tokeniser.start, tokeniser.end, tokeniser.cls) == (None, None, 2)
+    assert tokeniser.tokens([2, 7, 4, 99]) == ["[CLS]", "##s", "[MASK]", "<99>"]
+
+
+def test_a_mask_is_a_mask_only_on_request(tmp_path: Path) -> None:
+    tokeniser = read(bert(tmp_path))
+    assert tokeniser.encode("the [MASK]") == [5, 10, 9, 11]
+    assert tokeniser.frame("the [MASK]").ids == [2, 5, 10, 9, 11, 3]
+    marked = tokeniser.frame("the [MASK]", special=True)
+    assert marked.ids == [2, 5, 4, 3]
+    assert (marked.offsets[2], marked.parts[2]) == ((4, 10), 0)
+    assert tokeniser.frame_batch(["[MASK]", ("the", "[MASK]")], special=True)[1].ids == [2, 5, 3, 4, 3]
+
+
+def test_threads_that_read_in_different_ways_do_not_disturb_each_other(tmp_path: Path) -> None:
+    tokeniser = read(bert(tmp_path))
+    wanted = {special: [2, 5, 4, 3] if special else [2, 5, 10, 9, 11, 3] for special in (True, False)}
+    with ThreadPoolExecutor(8) as pool:
+        ways = [number % 2 == 0 for number in range(400)]
+        found = list(pool.map(lambda special: tokeniser.frame("the [MASK]", special=special).ids, ways))
+    assert found == [wanted[special] for special in ways]
+
+
+def test_given_words_are_counted_as_given(tmp_path: Path) -> None:
+    found = read(bert(tmp_path)).frame_words(["the", "", "cats [", "sat"])
+    assert found.words == [None, 0, 2, 2, 2, 3, None]
+    assert found.offsets[2:5] == [(0, 3), (3, 4), (5, 6)]
+
+
+def test_one_of_ours_adds_nothing_and_takes_words_too() -> None:
+    tokeniser = train_tokeniser("bpe", ["the cat sat"] * 5, size=270)
+    assert tokeniser.frame("the <s> cat").ids == tokeniser.encode("the <s> cat")
+    assert tokeniser.frame_words(["the", "cat"]).ids == tokeniser.encode(" the cat")
+    assert tokeniser.frame("the</s>", special=True).ids == [*tokeniser.encode("the"), tokeniser.end]
+
+
+@pytest.mark.parametrize("use", ["frame", "frame_batch", "frame_words"])
+def test_a_lone_surrogate_is_refused_before_it_is_framed(use: str, tmp_path: Path) -> None:
+    tokeniser = read(bert(tmp_path))
+    with pytest.raises(InputError, match="character 2"):
+        getattr(tokeniser, use)("a\ud800" if use == "frame" else ["a\ud800"])
+
+
+ROBERTA, GPT2 = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"], ["<|endoftext|>"]
+
+
+@pytest.mark.parametrize(("specials", "template"), [(ROBERTA, "<s> the </s> </s> the </s>"), (GPT2, "the the")])
+def test_bare_byte_level_files_are_told_apart_by_their_special_tokens(
+    specials: list[str], template: str, tmp_path: Path
+) -> None:
+    tokeniser = read(bpe(tmp_path, specials))
+    assert tokeniser.tokens(tokeniser.frame("the", "the").ids) == template.split()
+    assert tokeniser.start == 0
+    assert tokeniser.unk == (3 if len(specials) > 1 else None)
+
+
+@pytest.mark.parametrize("says", ["class", "model"])
+def test_the_class_then_the_model_decide_the_template(says: str, tmp_path: Path) -> None:
+    put(bpe(tmp_path, ROBERTA + GPT2), config={"model_type": "bart" if says == "model" else "gpt2"})
+    if says == "class":
+        put(tmp_path, tokenizer_config={"tokenizer_class": "BartTokenizerFast"})
+    assert read(tmp_path).tokens(read(tmp_path).frame("the").ids) == ["<s>", "the", "</s>"]
+
+
+def test_gpt2_starts_with_its_token_only_where_the_folder_asks_for_it(tmp_path: Path) -> None:
+    put(bpe(tmp_path, GPT2), tokenizer_config={"add_bos_token": True})
+    assert read(tmp_path).tokens(read(tmp_path).frame("the").ids) == ["<|endoftext|>", "the"]
+
+
+def test_robertas_mask_takes_the_space_before_it(tmp_path: Path) -> None:
+    tokeniser = read(bpe(tmp_path, ROBERTA))
+    assert tokeniser.tokens(tokeniser.frame("the <mask>", special=True).ids) == ["<s>", "the", "<mask>", "</s>"]
+
+
+def test_a_word_bpe_is_recognised_by_its_ends_of_words(tmp_path: Path) -> None:
+    names = ["<unk>", *"the", "e</w>", "th", "the</w>"]
+    (tmp_path / "merges.txt").write_text("t h\nth e</w>\n", encoding="utf-8")
+    tokeniser = read(put(tmp_path, vocab={name: number for number, name in enumerate(names)}))
+    assert tokeniser.encode("THE the") == [6, 6]
+    assert tokeniser.unknown("the x") == "x"
+    assert tokeniser.decode([6, 6]) == "the the"
+
+
+def test_t5_needs_no_sentencepiece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    tokeniser = read(t5(tmp_path))
+    assert tokeniser.tokens(tokeniser.frame("the  cat").ids) == ["␣the", "␣", "c", "a", "t", "</s>"]
+    assert (tokeniser.pad, tokeniser.end, tokeniser.unk, tokeniser.size) == (0, 1, 2, 115)
+    assert tokeniser.unknown("the Q") == "Q"
+
+
+def test_t5_sentinels_come_after_the_pieces_last_one_first(tmp_path: Path) -> None:
+    tokeniser = read(t5(tmp_path))
+    assert (tokeniser.id("<extra_id_0>"), tokeniser.id("<extra_id_99>")) == (tokeniser.size - 1, tokeniser.size - 100)
+    assert tokeniser.id("<extra_id_100>") is None
+    assert tokeniser.decode([tokeniser.size - 1, *tokeniser.encode("the")]) == "the"
+    put(tmp_path, tokenizer_config={"extra_ids": 3})
+    assert read(tmp_path).size == tokeniser.size - 97
+
+
+def test_nobody_spells_an_end_in_t5(tmp_path: Path) -> None:
+    tokeniser = read(t5(tmp_path))
+    assert tokeniser.tokens(tokeniser.encode("the </s>")) == ["␣the", "␣", "<", "/", "s", ">"]
+    assert tokeniser.frame("the </s>", special=True).ids.count(tokeniser.end) == 2
+
+
+def test_nobody_spells_a_special_word_either(tmp_path: Path) -> None:
+    names = {"UNK": 0, "MASK": 1, "the": 2}
+    tokenizer = Tokenizer(models.WordLevel(names, unk_token="UNK"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    put(tmp_path, tokenizer_config={"unk_token": "UNK", "mask_token": "MASK"})
+    tokeniser = read(tmp_path)
+    assert tokeniser.encode("the MASK") == [2, 0]
+    assert tokeniser.frame("the MASK", special=True).ids == [2, 1]
+    assert tokeniser.roles == {"unk": 0, "mask": 1}
+
+
+@pytest.mark.parametrize("make", [bert, t5])
+def test_a_foreign_tokeniser_comes_back_whole_from_one_file_and_from_a_pickle(make: object, tmp_path: Path) -> None:
+    tokeniser = read(make(tmp_path))  # type: ignore[operator]
+    tokeniser.save(tmp_path / "kept.json")
+    for copy in (Tokeniser.load(tmp_path / "kept.json"), pickle.loads(pickle.dumps(tokeniser))):
+        assert (copy.roles, copy.files, copy.ours) == (tokeniser.roles, tokeniser.files, False)
+        assert copy.frame("the [MASK] </s>", "the") == tokeniser.frame("the [MASK] </s>", "the")
+        assert copy.frame("the [MASK] </s>", special=True) == tokeniser.frame("the [MASK] </s>", special=True)
+
+
+@pytest.mark.parametrize(
+    "damage", ['{"qkv": 1}', '{"qkv": {"files": {}}, "tokenizer": {}}', '{"qkv": {"files": {"a": "b"}}}']
+)
+def test_a_damaged_file_of_a_foreign_tokeniser_is_named(damage: str, tmp_path: Path) -> None:
+    (tmp_path / "kept.json").write_text(damage, encoding="utf-8")
+    with pytest.raises(InputError, match=re.escape(str(tmp_path / "kept.json"))):
+        Tokeniser.load(tmp_path / "kept.json")
+
+
+def test_what_came_is_written_back_with_a_tokenizer_json_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    tokeniser = read(bert(tmp_path / "in", do_lower_case=False))
+    write_tokenisers(tmp_path / "out", tokeniser, pickle.loads(pickle.dumps(tokeniser)))
+    written = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    assert set(written) == {"vocab.txt", "tokenizer_config.json", "tokenizer.json"}
+    assert all(written[name] == content for name, content in tokeniser.files.items())
+    assert read(tmp_path / "out").frame("The cat") == tokeniser.frame("The cat")
+
+
+def test_a_files_own_padding_and_cutting_are_kept_but_never_done(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    write_tokenisers(tmp_path, *[read(bert(tmp_path / "in"))] * 2)
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=8)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    tokeniser = pickle.loads(pickle.dumps(read(tmp_path)))
+    assert [len(tokeniser.frame(text).ids) for text in ("the", "the " * 9)] == [3, 11]
+    write_tokenisers(tmp_path / "out", tokeniser, tokeniser)
+    again = Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
+    assert (again.truncation, again.padding) == (tokenizer.truncation, tokenizer.padding)
+
+
+def test_two_different_tokenisers_do_not_fit_one_folder(tmp_path: Path) -> None:
+    one, other = (train_tokeniser("symbol", [line]) for line in ("a b", "c d"))
+    with pytest.raises(InputError, match="source and target differ"):
+        write_tokenisers(tmp_path / "out", one, other)
+    assert not (tmp_path / "out").exists()
+
+
+def test_bad_vocabularies_of_bert_are_named(tmp_path: Path) -> None:
+    refused(bert(tmp_path, [*BERT, "cat"]), "vocab.txt: line 13 repeats 'cat' of line 7")
+    refused(bert(tmp_path, [word for word in BERT if word != "[UNK]"]), r"vocab.txt: has no '\[UNK\]'")
+    (tmp_path / "vocab.txt").write_bytes(b"[PAD]\n\xff\xfe\n")
+    refused(tmp_path, "vocab.txt: not UTF-8")
+
+
+def test_bad_merges_are_named(tmp_path: Path) -> None:
+    refused(bpe(tmp_path, GPT2, "#version: 0.2\nt h\nq u\n"), "merges.txt: line 3 names 'qu'")
+    refused(bpe(tmp_path, GPT2, "t h e\n"), "merges.txt: line 1 is not two tokens")
+    refused(bpe(tmp_path, []), "vocab.json: neither")
+    put(tmp_path, vocab={"a": 0, "b": 0})
+    refused(tmp_path, "vocab.json: two tokens share an id")
+    put(tmp_path, vocab=["a"])
+    refused(tmp_path, "vocab.json: not a table")
+    (tmp_path / "merges.txt").unlink()
+    refused(tmp_path, "has vocab.json but no merges.txt")
+
+
+def test_bad_pieces_are_named(tmp_path: Path) -> None:
+    content = spm(("a", -1.0, 1))
+    settings = content.index(field(2, varint(3 << 3) + varint(1)))
+    for end in (0, 3, settings // 2, settings, len(content) - 1):
+        refused(t5(tmp_path, content[:end]), "spiece.model: .*copy it again")
+    refused(t5(tmp_path, spm(kind=2)), "not a unigram one")
+    refused(t5(tmp_path, spm(("<0x00>", 0.0, 6))), "single bytes")
+    refused(t5(tmp_path, spm(charsmap=b"123")), "table of characters is damaged")
+    put(t5(tmp_path), tokenizer_config={"extra_ids": -1})
+    refused(tmp_path, "'extra_ids' is -1")
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"\xff", b'{"model": 3}'])
+def test_a_damaged_tokenizer_json_is_named(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    refused(tmp_path, "tokenizer.json: damaged")
+
+
+def test_a_damaged_table_of_characters_in_a_tokenizer_json_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(
+        json.dumps({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "::"}, "model": {}}), encoding="utf-8"
+    )
+    refused(tmp_path, "tokenizer.json: damaged")
+
+
+@pytest.mark.parametrize(
+    ("tables", "complaint"),
+    [
+        ({"tokenizer_config": {"tokenizer_class": "BertJapaneseTokenizer"}}, "'BertJapaneseTokenizer' tokeniser"),
+        ({"config": {"model_type": "t5"}}, "'t5' model"),
+        ({"tokenizer_config": {"do_lower_case": "no"}}, "'do_lower_case' is 'no'"),
+        ({"tokenizer_config": {"pad_token": 3}}, "3 is not a token"),
+        ({"tokenizer_config": {"additional_special_tokens": "x"}}, "is not a list"),
+        ({"tokenizer_config": {"added_tokens_decoder": {"x": {}}}}, "not a table of tokens"),
+        ({"tokenizer_config": [1]}, "not a JSON object"),
+        ({"added_tokens": {"new": 40}}, "adds 'new' as 40, but here it comes as 12"),
+        ({"added_tokens": {"new": "x"}}, "added_tokens.json: not a table"),
+    ],
+)
+def test_what_the_files_beside_a_vocabulary_say_wrong_is_named(
+    tables: dict[str, object], complaint: str, tmp_path: Path
+) -> None:
+    refused(put(bert(tmp_path), **tables), complaint)
+
+
+def marian(folder: Path) -> Path:
+    sentencepiece = pytest.importorskip("sentencepiece")
+    names = ["</s>", "<unk>", ">>fra<<"]
+    for side in ("source", "target"):
+        model = io.BytesIO()
+        train = sentencepiece.SentencePieceTrainer.train
+        lines = iter(["the café garden in Zürich", "a garden in the night"] * 20)
+        train(sentence_iterator=lines, model_writer=model, vocab_size=60, hard_vocab_limit=False, minloglevel=2)
+        (folder / f"{side}.spm").write_bytes(model.getvalue())
+        found = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+        names += [found.id_to_piece(number) for number in range(3, found.get_piece_size())]
+    return put(folder, vocab={name: number for number, name in enumerate([*dict.fromkeys(names), "<pad>"])})
+
+
+def test_marian_spans_are_the_words_that_a_person_would_mark(tmp_path: Path) -> None:
+    found = read_tokenisers(marian(tmp_path))
+    assert found is not None
+    text = ">>fra<<  the  café 🙂 garden"
+    framed = found[0].frame(text, "Zürich")
+    spelled: dict[tuple[int, int], str] = {}
+    for (first, last), word, part in zip(framed.offsets, framed.words, framed.parts, strict=True):
+        if part is not None and word is not None:
+            spelled[part, word] = spelled.get((part, word), "") + (text, "Zürich")[part][first:last]
+    assert list(spelled.values()) == [">>fra<<", "the", "café", "🙂", "garden", "Zürich"]
+    assert (framed.ids[0], framed.ids[-1]) == (2, found[0].end)
+    assert (framed.parts[-1], framed.words[-1], framed.offsets[-1]) == (None, None, (0, 0))
+    assert found[0].unknown(text) == "🙂"
+    assert found[0].pieces("🙂")[-1] == "🙂"
+
+
+def test_marian_without_sentencepiece_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    marian(tmp_path)
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    refused(tmp_path, re.escape("source.spm: needs sentencepiece to be read; pip install 'qkv[sentencepiece]'"))
+
+
+def test_half_a_marian_folder_is_named(tmp_path: Path) -> None:
+    marian(tmp_path)
+    content = (tmp_path / "target.spm").read_bytes()
+    (tmp_path / "target.spm").write_bytes(content[: len(content) // 2])
+    refused(tmp_path, "target.spm: damaged")
+    (tmp_path / "target.spm").unlink()
+    refused(tmp_path, "but no target.spm")
+    (tmp_path / "target.spm").write_bytes(content)
+    refused(put(tmp_path, vocab={"<unk>": 0}), "vocab.json: has no '</s>'")

@@ -1,0 +1,41 @@
+"""Small checkpoint folders in Hugging Face's form, written without transformers: a BERT with a real tokeniser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from qkv import Loaded, build, save
+from qkv.families import bert
+
+WORDS = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    "a",
+    "cat",
+    "dog",
+    "sat",
+    "on",
+    "the",
+    "mat",
+    "un",
+    "##happy",
+    "##ly",
+]
+SHAPE = bert.Shape(width=12, heads=2, layers=2, hidden=16, length=16)
+
+
+def checkpoint(folder: Path, head: str = "masked_lm", labels: tuple[str, ...] = ("bad", "good", "so so")) -> Path:
+    """Under any of BERT's heads, with vocab.txt for a tokeniser."""
+    torch.manual_seed(3)
+    model = build(bert.spec(SHAPE, source=len(WORDS), head=head, labels=labels))
+    for parameter in model.parameters():
+        parameter.data.add_(torch.randn_like(parameter) * 0.3)
+    save(Loaded(model.eval()), folder, "huggingface")
+    (folder / "vocab.txt").write_text("\n".join(WORDS) + "\n")
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer", "do_lower_case": true}')
+    return folder
