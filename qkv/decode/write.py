@@ -34,12 +34,11 @@ def opening(model: Writer, source: Ragged, rows: int, limit: int) -> tuple[Tenso
 
 
 def log_chances(model: Writer, logits: Tensor) -> Tensor:
-    """Log-probabilities of the next token; none for what a model never writes, whose share nobody else gets."""
-    log_probabilities = torch.log_softmax(logits.float(), -1)  # [R, vocabulary]
-    if not model.spec.never:
-        return log_probabilities
-    never = torch.tensor(model.spec.never, device=logits.device)
-    return log_probabilities.index_fill(-1, never, float("-inf"))
+    """Log-probabilities of the next token among those that a model writes.  # [R, vocabulary]"""
+    if model.spec.never:  # before the softmax: a Marian wants its padding's share to go to the others
+        never = torch.tensor(model.spec.never, device=logits.device)
+        logits = logits.index_fill(-1, never, float("-inf"))
+    return torch.log_softmax(logits.float(), -1)
 
 
 def write(

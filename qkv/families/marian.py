@@ -56,9 +56,9 @@ def spec(
 ) -> s.Model:
     """An encoder-decoder for vocabularies of the given sizes; `start` is the padding token, if not said the last."""
     pad = target - 1 if start is None else start
-    like = bart.spec(shape, source=source, target=target, start=pad, end=end, pad=pad, head=head, labels=labels)
-    own = None if like.head is None else s.replace(like.head, tied=shape.tied)
-    return s.replace(like, family="marian", head=own, never=(pad,))
+    like = bart.spec(shape, source=source, target=target, start=pad, end=end, pad=pad, labels=labels)
+    heads = {"generation": s.replace(like.head, tied=shape.tied)}
+    return s.replace(like, family="marian", head=s.chosen(heads, head), never=(pad,))
 
 
 def _read(config: Config) -> Config:
@@ -71,7 +71,8 @@ def _read(config: Config) -> Config:
 
 def _write(config: Config) -> Config:
     pad = config["pad_token_id"]
-    return bart.ending(_checked(config)) | {"decoder_start_token_id": pad, "bad_words_ids": [[pad]]}
+    never = {"bad_words_ids": [[pad]], "renormalize_logits": True}  # its share goes to the others, as in Marian itself
+    return bart.ending(_checked(config)) | {"decoder_start_token_id": pad} | never
 
 
 def _checked(config: Config) -> Config:

@@ -153,7 +153,7 @@ def cost(
     )
 
 
-def _checked(length: int, side: str, embed: spec.Embed | None) -> int:
+def _checked(length: int, side: str, embed: spec.Embed | spec.Patches | None) -> int:
     if embed is None or not 1 <= length <= embed.length:
         raise InputError(f"{side}_length: {length} tokens; this model takes 1 to {embed.length if embed else 0}")
     return length
@@ -218,6 +218,9 @@ def _places(model: spec.Model) -> list[_Place]:
 
 def _pieces(model: spec.Model) -> Iterator[_Piece]:
     """Every matrix product of a forward pass over one pair."""
+    if isinstance(model.source, spec.Patches):
+        pixels = model.source.channels * model.source.patch**2
+        yield _Piece("source embedding", "linear", "M", pixels * model.source.width, kept=model.source.width)
     for place in _places(model):
         yield from _attention(place)
     if isinstance(model.encoder, spec.Stack):
@@ -230,8 +233,9 @@ def _pieces(model: spec.Model) -> Iterator[_Piece]:
         yield from _feedforward("decoder", model.decoder, "N")
     elif model.decoder is not None:
         yield from _recurrent_decoder(model.decoder)
-    if model.head is not None:
-        yield from _head(model.head, "N" if model.decoder is not None else "M")
+    for head in (model.head, model.beside):
+        if head is not None:
+            yield from _head(head, "N" if model.decoder is not None else "M")
 
 
 def _attention(place: _Place) -> Iterator[_Piece]:

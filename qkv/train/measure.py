@@ -13,6 +13,7 @@ from qkv.train.fit import RECIPE
 from qkv.train.recipe import Recipe, model_spec, read_recipe
 from qkv.train.task import read_part, tokenisers
 from qkv.weights.folder import SOURCE, SPEC, TARGET
+from qkv.weights.huggingface import is_checkpoint, read_checkpoint
 
 _UNKNOWN_LENGTH = 32  # where no data says how long a sequence is
 
@@ -51,8 +52,10 @@ def _run(folder: Path, changes: list[str]) -> Measured:
     if changes:
         raise InputError(f"{folder} is a finished shape; key=value changes go with a recipe")
     path = folder / SPEC
+    if not path.is_file() and is_checkpoint(folder):
+        return _assumed(read_checkpoint(folder).spec, None)
     if not path.is_file():
-        raise InputError(f"{folder}: not a model folder (it has no {SPEC})")
+        raise InputError(f"{folder}: not a model folder (it has neither {SPEC} nor config.json)")
     s = spec.from_json(path.read_text("utf-8"), str(path))
     recipe = read_recipe(folder / RECIPE) if (folder / RECIPE).is_file() else None
     if recipe is None:
@@ -65,6 +68,8 @@ def _run(folder: Path, changes: list[str]) -> Measured:
 
 
 def _assumed(s: spec.Model, recipe: Recipe | None) -> Measured:
+    if isinstance(s.source, spec.Patches):  # an image has always as many
+        return Measured(s, s.source.length, 0, recipe)
     lengths = (min(_UNKNOWN_LENGTH, embed.length) if embed else 0 for embed in (s.source, s.target))
     return Measured(s, *lengths, recipe)
 

@@ -104,9 +104,10 @@ def save(loaded: Loaded, folder: str | Path, format: Layout = "qkv") -> None:
             write_tokenisers(folder, loaded.source, loaded.target)
         return
     write_text(folder / SPEC, spec.to_json(model.spec))
-    for tokeniser, name in ((loaded.source, SOURCE), (loaded.target, TARGET)):
-        if tokeniser is not None:
-            tokeniser.save(folder / name)
+    if loaded.source is not None:
+        loaded.source.save(folder / SOURCE)
+    if loaded.target is not None and loaded.target is not loaded.source:  # one that serves both sides is written once
+        loaded.target.save(folder / TARGET)
     save_tensors(folder / WEIGHTS, state(model))
 
 
@@ -201,7 +202,8 @@ def _load_own(folder: Path, device: str | torch.device) -> Loaded:
         raise InputError(f"{folder}: training has not finished; run the same qkv train again to resume it")
     tensors, _ = load_tensors(folder / WEIGHTS)
     fill(model, tensors, str(folder / WEIGHTS), assign=True)
-    source, target = (Tokeniser.load(folder / n) if (folder / n).is_file() else None for n in (SOURCE, TARGET))
+    source = Tokeniser.load(folder / SOURCE) if (folder / SOURCE).is_file() else None
+    target = Tokeniser.load(folder / TARGET) if (folder / TARGET).is_file() else source
     images = Images.load(folder / PREPROCESSOR) if (folder / PREPROCESSOR).is_file() else None
     loaded = Loaded(model.to(device).eval(), source, target, images)
     _check_vocabularies(loaded, folder)

@@ -81,6 +81,7 @@ def made(family: str) -> Both:
         for side in (theirs.model.encoder, theirs.model.decoder):  # drawn as if they were parameters
             side.embed_positions.weight.data = side.embed_positions.create_weight()
         theirs.generation_config.bad_words_ids = [[30]]
+        theirs.generation_config.renormalize_logits = True
     if hasattr(theirs, "final_logits_bias"):
         theirs.final_logits_bias.normal_()
         theirs.final_logits_bias[0, 30] += 4.0 * (family == "marian")

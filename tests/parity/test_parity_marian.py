@@ -139,6 +139,7 @@ def test_the_padding_token_begins_a_target_and_is_never_written(tmp_path: Path) 
     weights.save(both.ours, tmp_path / "again", "huggingface")
     again = transformers.MarianMTModel.from_pretrained(tmp_path / "again")
     assert again.generation_config.bad_words_ids == [[29]]
+    assert again.generation_config.renormalize_logits
     assert again.generation_config.decoder_start_token_id == again.generation_config.pad_token_id == 29
 
 
