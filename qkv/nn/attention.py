@@ -11,7 +11,7 @@ from qkv.errors import InputError
 from qkv.nn.attend import Bias, Sink, attend, attend_keys
 from qkv.nn.cache import Cache, Keys
 from qkv.nn.mask import Full, Mask
-from qkv.nn.ragged import Ragged
+from qkv.nn.ragged import Layout, Ragged
 from qkv.nn.score import Score
 
 _FULL = Full()
@@ -52,29 +52,42 @@ class Attention(nn.Module):
     ) -> Ragged:
         """Self-attention, or cross-attention to a memory; a cache is filled.  # [T, width] -> [T, output]"""
         looked_at = x if memory is None else memory
-        q = self._split(x.values, self.q)
-        k, v = self._split(looked_at.values, self.k), self._split(looked_at.values, self.v)
+        q, k, v = self.queries(x.values), *self.keys_and_values(looked_at.values)
+        return x.like(self.join(self.mix(q, k, v, x.layout, looked_at.layout, mask, bias, cache)))
+
+    def queries(self, x: Tensor) -> Tensor:
+        return self._split(x, self.q)  # [T, H, query]
+
+    def keys_and_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self._split(x, self.k), self._split(x, self.v)  # [T, H, key], [T, H, value]
+
+    def mix(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        asking: Layout,
+        looked_at: Layout,
+        mask: Mask = _FULL,
+        bias: Bias | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """The heads' answers, before they are joined.  # [T, H, value]"""
         if cache is not None:
-            cache.fill(looked_at.like(self.score.prepare(k.transpose(0, 1)).transpose(0, 1)), looked_at.like(v))
-        out = attend(
-            q,
-            k,
-            v,
-            x.layout,
-            looked_at.layout,
-            score=self.score,
-            mask=mask,
-            bias=bias,
-            dropout=self._dropout,
-            sink=self.sink,
-        )  # [T, H, value]
-        return x.like(self._join(out))
+            prepared = self.score.prepare(k.transpose(0, 1)).transpose(0, 1)
+            cache.fill(Ragged(prepared, looked_at), Ragged(v, looked_at))
+        drop, sink = self._dropout, self.sink
+        return attend(q, k, v, asking, looked_at, score=self.score, mask=mask, bias=bias, dropout=drop, sink=sink)
+
+    def join(self, heads: Tensor) -> Tensor:
+        joined = heads.flatten(1)  # [T, H * value]
+        return joined if self.o is None else self.o(joined)
 
     def remember(self, memory: Ragged) -> Keys:
         """Keys and values of a whole memory, prepared once for all steps."""
         layout = memory.layout
-        k = memory.like(self._split(memory.values, self.k)).to_padded().transpose(1, 2)  # [B, H, M, key]
-        v = memory.like(self._split(memory.values, self.v)).to_padded().transpose(1, 2)
+        both = self.keys_and_values(memory.values)
+        k, v = (memory.like(x).to_padded().transpose(1, 2) for x in both)  # [B, H, M, key], [B, H, M, value]
         same = min(layout.sizes) == layout.longest
         allowed = None if same else layout.real()[:, None, None]
         # contiguous by head: every step reads them again
@@ -83,10 +96,10 @@ class Attention(nn.Module):
     def look(self, x: Tensor, memory: Keys, rows: Sequence[int] | None = None) -> Tensor:
         """One step against a memory; a sentence's beams are queries side by side.  # [R, width] -> [R, output]"""
         sentences = memory.keys.shape[0]
-        q = self._split(x, self.q)  # [R, H, query]
+        q = self.queries(x)  # [R, H, query]
         q = q.view(sentences, -1, self.heads, q.shape[-1]).transpose(1, 2)  # [B, H, beams, query]
         out = attend_keys(q, memory, score=self.score, dropout=self._dropout, sink=self.sink, rows=rows)
-        return self._join(out.transpose(1, 2).flatten(0, 1))  # [R, output]
+        return self.join(out.transpose(1, 2).flatten(0, 1))  # [R, output]
 
     def cache(self, rows: int, limit: int, like: Tensor) -> Cache:
         s = self.spec
@@ -94,10 +107,10 @@ class Attention(nn.Module):
 
     def step(self, x: Tensor, cache: Cache, bias: Tensor | None = None) -> Tensor:
         """Causal self-attention for one new token a row.  # [R, width] -> [R, output]"""
-        q, k, v = self._split(x, self.q), self._split(x, self.k), self._split(x, self.v)  # [R, H, size]
+        q, k, v = self.queries(x), *self.keys_and_values(x)  # [R, H, size]
         memory = cache.append(self.score.prepare(k.unsqueeze(-2)).squeeze(-2), v)
         out = attend_keys(q.unsqueeze(2), memory, score=self.score, bias=bias, dropout=self._dropout, sink=self.sink)
-        return self._join(out.squeeze(2))
+        return self.join(out.squeeze(2))
 
     @property
     def _dropout(self) -> float:
@@ -106,7 +119,3 @@ class Attention(nn.Module):
     def _split(self, x: Tensor, projection: nn.Linear | None) -> Tensor:
         projected = x if projection is None else projection(x)
         return projected.view(x.shape[0], self.heads, -1)  # [T, H, size]
-
-    def _join(self, heads: Tensor) -> Tensor:
-        joined = heads.flatten(1)  # [T, H * value]
-        return joined if self.o is None else self.o(joined)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 
 from qkv import spec
@@ -30,7 +31,14 @@ class Residual(nn.Module):
         self.dropout = dropout
 
     def forward(self, x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
-        y = f(self.norm(x)) if self.norm_first else f(x)
+        return self.after(x, f(self.before(x)))
+
+    def before(self, x: Tensor) -> Tensor:
+        """What the function reads."""
+        return self.norm(x) if self.norm_first else x
+
+    def after(self, x: Tensor, y: Tensor) -> Tensor:
+        """What becomes of x and of the function's answer y."""
         if self.training and self.dropout:
             y = dropout(y, self.dropout)
         y = x + y
@@ -60,19 +68,41 @@ class Block(nn.Module):
         bias: Bias | None = None,
         cache: Cache | None = None,
     ) -> Ragged:
-        def look_around(values: Tensor) -> Tensor:
-            around: Ragged = self.attention(x.like(values), mask=mask, bias=bias, cache=cache)
-            return around.values
+        heads = self.attention.mix(*self.ask(x.values), x.layout, x.layout, mask, bias, cache)  # [T, H, value]
+        if self.cross is None or memory is None:
+            return x.like(self.answer(x.values, heads))
+        y, q = self.turn(x.values, heads)
+        k, v = self.cross.keys_and_values(memory.values)
+        return x.like(self.close(y, self.cross.mix(q, k, v, x.layout, memory.layout)))
 
-        def look_across(values: Tensor) -> Tensor:
-            assert self.cross is not None
-            across: Ragged = self.cross(x.like(values), memory)
-            return across.values
+    # Between two looks at other tokens each token is worked on for itself. These parts know no lengths, so that one
+    # compiled form of each serves batches of any shape.
 
-        y = self.around_attention(x.values, look_around)  # [T, width]
-        if self.around_cross is not None:
-            y = self.around_cross(y, look_across)
-        return x.like(self.around_feedforward(y, self.feedforward))
+    def ask(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        y = self.around_attention.before(x)
+        return self.attention.queries(y), *self.attention.keys_and_values(y)  # [T, H, size] each
+
+    def answer(self, x: Tensor, heads: Tensor) -> Tensor:
+        y = self.around_attention.after(x, self.attention.join(heads))
+        out: Tensor = self.around_feedforward(y, self.feedforward)
+        return out  # [T, width]
+
+    def turn(self, x: Tensor, heads: Tensor) -> tuple[Tensor, Tensor]:
+        assert self.cross is not None
+        assert self.around_cross is not None
+        y = self.around_attention.after(x, self.attention.join(heads))  # [T, width]
+        return y, self.cross.queries(self.around_cross.before(y))
+
+    def close(self, y: Tensor, heads: Tensor) -> Tensor:
+        assert self.cross is not None
+        assert self.around_cross is not None
+        out: Tensor = self.around_feedforward(self.around_cross.after(y, self.cross.join(heads)), self.feedforward)
+        return out  # [T, width]
+
+    def compile_parts(self) -> None:
+        """Fuses what lies between the matrix products; the looking itself has kernels of its own."""
+        for name in ("ask", "answer", "turn", "close"):
+            setattr(self, name, torch.compile(getattr(self, name), dynamic=True))
 
     def step(self, x: Tensor, cache: Cache, memory: Keys | None, bias: Tensor | None = None) -> Tensor:
         """The same for one new token a row.  # [R, width]"""

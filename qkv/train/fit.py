@@ -21,7 +21,7 @@ from qkv.errors import InputError
 from qkv.evaluate import evaluate
 from qkv.files import write_text
 from qkv.nn import EncoderDecoder, build
-from qkv.nn.feedforward import FeedForward
+from qkv.nn.block import Block
 from qkv.objectives.seq2seq import inputs, loss
 from qkv.train.checkpoint import BEST, LAST, load_last, save_last, save_weights, snapshot
 from qkv.train.optimiser import optimiser
@@ -241,11 +241,11 @@ class _Sums:
 
 def _compile(model: torch.nn.Module) -> None:
     """Compiles what works token by token, once for any number of them; attention has its own kernels."""
-    parts = [m for m in model.modules() if isinstance(m, FeedForward)]
-    if not parts:
-        raise InputError("train.compile: this model has no feed-forward layers to compile; leave it out")
-    for part in parts:
-        part.compile(dynamic=True)
+    blocks = [m for m in model.modules() if isinstance(m, Block)]
+    if not blocks:
+        raise InputError("train.compile: this model has no Transformer blocks to compile; leave it out")
+    for block in blocks:
+        block.compile_parts()
 
 
 def _step(line: str) -> float:

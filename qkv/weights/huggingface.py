@@ -89,7 +89,8 @@ def read_json(path: Path) -> Config:
 
 
 def _own_head(form: Format, config: Config, where: str) -> str:
-    named = config.get("architectures") or [name for name, a in form.architectures.items() if a.bare]
+    bodies = [name for name, a in form.architectures.items() if a.head in ("pooler", "body")]
+    named = config.get("architectures") or bodies
     if not isinstance(named, list) or len(named) != 1 or named[0] not in form.architectures:
         said = named[0] if isinstance(named, list) and named else named
         raise InputError(f"{where}: architectures says '{said}'; {nearest(str(said), form.architectures)}")
