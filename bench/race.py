@@ -1,7 +1,7 @@
 """Timing for machines that others use too, shared by the scripts in this folder.
 
-All contestants run in one process, in turn, round after round, so that a machine that speeds up or slows down does it
-to everyone. A sample taken while other processes were busy is taken again and the less disturbed one kept. What is
+All contestants run in turn, round after round, so that a machine that speeds up or slows down does it to everyone:
+those of torch in one process, other engines each in its own (`Apart`). A sample taken while other processes were busy is taken again and the less disturbed one kept. What is
 compared is the median over rounds of the ratio of two contestants' times in the same round; absolute times drift,
 ratios hold.
 
@@ -11,10 +11,13 @@ Each figure also stands beside what the machine can do at all: the measured spee
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,6 +46,71 @@ class Laps:
         ordered = sorted(self.seconds)
         n = len(ordered)
         return (ordered[(3 * n) // 4] - ordered[n // 4]) / 2 / self.median
+
+
+class Apart:
+    """A contestant in a process of its own, where `serve` waits for it; a call is one line there and one back.
+
+    Engines that share a process share OpenMP's runtime. Once it holds more threads than there are cores it lets none of
+    them spin, and every kernel waits for threads to wake: 20 % of BERT's forward on two cores, small kernels most.
+    """
+
+    def __init__(self, command: Sequence[str]):
+        self.process = subprocess.Popen(
+            [sys.executable, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        _APART.append(self)
+        self._answer()
+
+    def __call__(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        self._answer()
+
+    def _answer(self) -> None:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        said = json.loads(line) if line else {"error": "its process ended"}
+        if "missing" in said:
+            raise ModuleNotFoundError(name=said["missing"])
+        if "error" in said:
+            raise RuntimeError(said["error"])
+
+    def cores(self) -> float:
+        """CPU seconds so far."""
+        stat = Path(f"/proc/{self.process.pid}/stat")
+        words = stat.read_text().rpartition(")")[2].split() if stat.exists() else ["0"] * 13
+        return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
+    def end(self) -> None:
+        _APART.remove(self)
+        self.process.kill()
+        self.process.communicate()
+
+
+_APART: list[Apart] = []
+
+
+def serve(make: Callable[[], Callable[[], object]]) -> None:
+    """The other side of `Apart`: makes a call, and runs it whenever a line comes in."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever libraries print is no answer
+
+    def answer(**said: str | None) -> None:
+        answers.write(json.dumps(said) + "\n")
+        answers.flush()
+
+    try:
+        call = make()
+        answer()
+        for _ in sys.stdin:
+            call()
+            answer()
+    except ModuleNotFoundError as error:
+        answer(missing=error.name)
+    except Exception as error:  # said where the race is run
+        answer(error=f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
 
 
 def speed_up(of: Laps, over: Laps) -> float:
@@ -133,11 +201,11 @@ def _least_disturbed(call: Callable[[], object], repeats: int, device: torch.dev
     """Seconds a call, and how many cores others kept busy meanwhile."""
     samples = []
     for _ in range(_TRIES):
-        busy, own, began = _busy(), time.process_time(), time.perf_counter()
+        busy, own, began = _busy(), _own(), time.perf_counter()
         seconds = _timed(call, repeats, device)
         wall = time.perf_counter() - began
         # /proc/stat counts in hundredths of a second, hence the allowance on short samples
-        foreign = max(0.0, (_busy() - busy - (time.process_time() - own) - 0.02) / wall)
+        foreign = max(0.0, (_busy() - busy - (_own() - own) - 0.02) / wall)
         samples.append((foreign, seconds))
         # on a GPU the work is not on these cores, and other processes' use of them says little
         if foreign <= _QUIET or device.type == "cuda":
@@ -145,6 +213,11 @@ def _least_disturbed(call: Callable[[], object], repeats: int, device: torch.dev
         time.sleep(0.1)
     foreign, seconds = min(samples)
     return seconds, 0.0 if device.type == "cuda" else foreign
+
+
+def _own() -> float:
+    """CPU seconds of all contestants so far."""
+    return time.process_time() + sum(apart.cores() for apart in _APART)
 
 
 def _busy() -> float:

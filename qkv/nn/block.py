@@ -41,7 +41,8 @@ class Residual(nn.Module):
         """What becomes of x and of the function's answer y."""
         if self.training and self.dropout:
             y = dropout(y, self.dropout)
-        y = x + y
+        fresh = y.requires_grad or x.requires_grad or y.dtype != x.dtype  # else y, which is nobody else's, may serve
+        y = x + y if fresh else y.add_(x)
         return y if self.norm_first else self.norm(y)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -12,14 +13,18 @@ from qkv import spec
 from qkv.nn.dropout import dropout
 
 
-def _gelu_tanh(x: Tensor) -> Tensor:
-    return F.gelu(x, approximate="tanh")
+def _gelu(x: Tensor, approximate: str = "none") -> Tensor:
+    if x.requires_grad:  # then its gradient is worked out from what came in
+        return F.gelu(x, approximate=approximate)
+    done: Tensor = torch.ops.aten.gelu_(x, approximate=approximate)
+    return done
 
 
+# in place where that can be: a projection's output is nobody else's, and fresh memory costs more than the function
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": torch.relu_,  # in place: a projection's output is nobody else's
-    "gelu": F.gelu,
-    "gelu_tanh": _gelu_tanh,
+    "relu": torch.relu_,
+    "gelu": _gelu,
+    "gelu_tanh": partial(_gelu, approximate="tanh"),
     "silu": F.silu,
     "tanh": torch.tanh,
 }
