@@ -11,8 +11,9 @@ under bfloat16 autocast there, in float32 on a CPU. Seed 1 gives the lengths tha
 
 Weights are random and of the real size: transformers makes them once, and every row reads them from that folder. What
 a row computes is compared with transformers' own output before it is timed, at every real token; a row that differs is
-left out. On a CPU each row has a process of its own, for engines disturb each other's threads (`race.Apart`). Peers get ready-made padded tensors and a mask. CTranslate2 takes lists of ids, packs them itself and adds the
-pooler, a product a sentence. Ours gets the packed ids; its layout and plan are built anew in every call.
+left out. Peers get ready-made padded tensors and a mask. CTranslate2 takes lists of ids, packs them itself and adds the
+pooler, a product a sentence. Ours gets the packed ids; its layout and plan are built anew in every call. On a CPU each
+row has a process of its own, for engines in one process disturb each other's threads (`race.Apart`).
 
 The limit is what the real tokens' matrix products take at the rate of one large product, measured in the same run.
 Peers come from `pip install qkv[bench] onnx onnxscript onnxruntime ctranslate2`; what is not installed is said.
@@ -68,10 +69,6 @@ class Batch:
     def real(self) -> int:
         return sum(self.lengths)
 
-    @property
-    def places(self) -> int:
-        return len(self.lengths) * max(self.lengths)
-
     @cached_property
     def mask(self) -> Tensor:
         """1 where a token is real.  # [B, N]"""
@@ -82,9 +79,6 @@ class Batch:
         ids = torch.zeros(self.mask.shape, dtype=torch.long, device=self.device)
         ids[self.mask.bool()] = self.words
         return ids  # [B, N]
-
-    def lists(self) -> list[list[int]]:
-        return [part.tolist() for part in self.words.cpu().split(self.lengths)]
 
     def work(self, size: dict[str, Any]) -> float:
         """Floating point operations of the real tokens' matrix products: two a weight and token, and the attention."""
@@ -229,14 +223,10 @@ def _exported(shop: Shop) -> Path:
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it tells of every library that it could have exported
     with contextlib.redirect_stdout(None), warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
+        given, names = (small.padded, small.mask), ["ids", "mask"]
+        shapes = (free, free)
         torch.onnx.export(
-            Plain().eval(),
-            (small.padded, small.mask),
-            str(path),
-            input_names=["ids", "mask"],
-            dynamo=True,
-            dynamic_shapes=(free, free),
-            verbose=False,
+            Plain(), given, str(path), input_names=names, dynamo=True, dynamic_shapes=shapes, verbose=False
         )
     return path
 
@@ -247,10 +237,8 @@ def _fused(shop: Shop, path: Path) -> Path:
 
     out = path.with_suffix(".fused.onnx")
     if not out.exists():
-        size = shop.theirs.config
-        made = optimizer.optimize_model(
-            str(path), "bert", num_heads=size.num_attention_heads, hidden_size=size.hidden_size, opt_level=1
-        )
+        size = {"num_heads": shop.theirs.config.num_attention_heads, "hidden_size": shop.theirs.config.hidden_size}
+        made = optimizer.optimize_model(str(path), "bert", opt_level=1, **size)
         print("    fused:", {k: n for k, n in made.get_fused_operator_statistics().items() if n} or "nothing")
         made.save_model_to_file(str(out), use_external_data_format=False)
     return out
@@ -266,7 +254,7 @@ def ctranslate_row(shop: Shop, batch: Batch) -> Entrant:
     encoder = ctranslate2.Encoder(
         str(folder), device="cpu", inter_threads=1, intra_threads=shop.options.threads, compute_type="float32"
     )
-    sentences = batch.lists()
+    sentences = [part.tolist() for part in batch.words.split(batch.lengths)]
 
     def read(out: Any) -> Tensor:
         return torch.from_numpy(numpy.array(out.last_hidden_state))[batch.mask.bool()]
@@ -292,6 +280,8 @@ def _vectors(folder: Path, name: str) -> Path:
 
 def serve_row(shop: Shop, name: str) -> None:
     """The process of `apart`."""
+    if TRANSFORMERS not in name and OURS not in name:
+        torch.set_num_threads(1)  # else its threads, idle as they are, would count against the engine's own
 
     def make() -> Callable[[], Any]:
         entrant = rows(shop.options)[name](shop, draw(shop.options)[0])
@@ -342,7 +332,8 @@ def enter(name: str, make: Callable[[], Entrant], wanted: Tensor | None, near: f
 def run(batch: Batch, shop: Shop) -> dict[str, Any]:
     """Times one batch: the figures, printed and as data."""
     options = shop.options
-    print(f"\n{batch.name}: {len(batch.lengths)} sentences, {batch.real} real tokens in {batch.places} padded places")
+    places = batch.padded.numel()
+    print(f"\n{batch.name}: {len(batch.lengths)} sentences, {batch.real} real tokens in {places} padded places")
     entered, wanted = {}, None
     for name, make in rows(options).items():
         make = apart(name) if options.device.type == "cpu" else make

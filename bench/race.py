@@ -1,9 +1,9 @@
 """Timing for machines that others use too, shared by the scripts in this folder.
 
 All contestants run in turn, round after round, so that a machine that speeds up or slows down does it to everyone:
-those of torch in one process, other engines each in its own (`Apart`). A sample taken while other processes were busy is taken again and the less disturbed one kept. What is
-compared is the median over rounds of the ratio of two contestants' times in the same round; absolute times drift,
-ratios hold.
+those of torch in one process, other engines each in its own (`Apart`). A sample taken while other processes were busy
+is taken again and the less disturbed one kept. What is compared is the median over rounds of the ratio of two
+contestants' times in the same round; absolute times drift, ratios hold.
 
 Each figure also stands beside what the machine can do at all: the measured speed of a large matrix product
 (`matrix_rate`), float32 on a CPU and bfloat16 on a GPU, because that is what the contestants compute in.

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from qkv.cli import checkpoints, runs, use
+from qkv.cli import checkpoints, data, runs, tokenizer, use
 from qkv.errors import InputError
 
 app = typer.Typer(
@@ -27,6 +27,8 @@ for name, command in {
     "export": checkpoints.export_checkpoint,
 }.items():
     app.command(name)(command)
+app.add_typer(tokenizer.app, name="tokenizer")
+app.add_typer(data.app, name="data")
 
 _INTERRUPTED = 130  # what shells give for Ctrl-C
 _STOPPED = "qkv: stopped; a training run goes on from its last checkpoint when the same command is given again"

@@ -5,21 +5,22 @@ from __future__ import annotations
 import bisect
 import hashlib
 import itertools
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from qkv.data.ahead import ahead
 from qkv.errors import InputError
 
+Item = TypeVar("Item")
 Ints = npt.NDArray[np.int64]
 
 POOL = 2**14  # pairs sorted together: some dozens of batches, so that lengths are alike within each and mixed over all
-_AHEAD = 2  # batches in waiting for each worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class Batch:
         parts = min(parts, len(self))
         if parts <= 1:
             return [self]
-        edges = _even_edges((self.source_lengths + self.target_lengths).cumsum(0).tolist(), parts)
+        edges = even_edges((self.source_lengths + self.target_lengths).cumsum(0).tolist(), parts)
         sizes = [last - first for first, last in itertools.pairwise(edges)]
         source_lengths, target_lengths = (torch.split(x, sizes) for x in (self.source_lengths, self.target_lengths))
         sources = torch.split(self.source, [int(lengths.sum()) for lengths in source_lengths])
@@ -67,7 +68,7 @@ class Batch:
         return [Batch(*fields) for fields in zip(sources, source_lengths, targets, target_lengths, strict=True)]
 
 
-def _even_edges(ends: list[int], parts: int) -> list[int]:
+def even_edges(ends: list[int], parts: int) -> list[int]:
     """Where to cut pairs whose token counts add up to `ends`: each cut as near its even share as whole pairs allow."""
     edges = [0]
     for part in range(1, parts):
@@ -190,21 +191,29 @@ def _cut(order: Ints, cost: Ints, budget: int) -> list[Ints]:
     return batches
 
 
-class Batches:
-    """The endless run of training batches, which can be entered at any place."""
+class Endless(ABC, Generic[Item]):
+    """An endless run of training batches, which can be entered at any place. What a batch holds, a subclass says."""
 
-    def __init__(self, pairs: EncodedPairs, budget: int, seed: int, workers: int = 0) -> None:
-        self._pairs = pairs
+    def __init__(self, budget: int, seed: int, workers: int = 0, pool: int = POOL) -> None:
         self._budget = budget
         self._seed = seed
         self._workers = workers
+        self._pool = pool
         self._planned: tuple[int, list[Ints]] | None = None  # the last epoch asked for
+
+    @abstractmethod
+    def _lengths(self, epoch: int) -> tuple[Ints, Ints]:
+        """Tokens of each example on its two sides."""
+
+    @abstractmethod
+    def _take(self, epoch: int, indices: Ints) -> Item:
+        """The batch of the chosen examples; called from any thread."""
 
     def in_epoch(self, epoch: int) -> int:
         """Number of batches of an epoch."""
         return len(self._plan(epoch))
 
-    def from_place(self, epoch: int, index: int) -> Iterator[tuple[Place, Batch]]:
+    def from_place(self, epoch: int, index: int) -> Iterator[tuple[Place, Item]]:
         """Batches from number `index` of `epoch` on, each with the place after it: enter there to go on.
 
         With workers, threads gather batches ahead of time; which batches come, and in which order, stays the same.
@@ -215,38 +224,37 @@ class Batches:
                 f"batch {index} of epoch {epoch} does not exist ({size}); "
                 "resume with the data, train.batch_tokens and seed that the checkpoint was made with"
             )
-        places = self._places(epoch, index)
-        if self._workers < 1:
-            return ((place, self._pairs.take(indices)) for place, indices in places)
-        return _ahead(places, self._pairs.take, self._workers)
+        return ahead(self._gather, self._places(epoch, index), self._workers, "batches")
 
-    def _places(self, epoch: int, index: int) -> Iterator[tuple[Place, Ints]]:
+    def _gather(self, planned: tuple[Place, int, Ints]) -> tuple[Place, Item]:
+        after, epoch, indices = planned
+        return after, self._take(epoch, indices)
+
+    def _places(self, epoch: int, index: int) -> Iterator[tuple[Place, int, Ints]]:
         for now in itertools.count(epoch):
             plan = self._plan(now)
             for number in range(index if now == epoch else 0, len(plan)):
                 after = Place(now, number + 1) if number + 1 < len(plan) else Place(now + 1, 0)
-                yield after, plan[number]
+                yield after, now, plan[number]
 
     def _plan(self, epoch: int) -> list[Ints]:
         planned = self._planned
         if planned is None or planned[0] != epoch:
-            lengths = (self._pairs.source_lengths, self._pairs.target_lengths)
-            planned = epoch, plan_epoch(*lengths, budget=self._budget, seed=self._seed, epoch=epoch)
-            self._planned = planned
+            lengths = self._lengths(epoch)
+            plan = plan_epoch(*lengths, budget=self._budget, seed=self._seed, epoch=epoch, pool=self._pool)
+            self._planned = planned = epoch, plan
         return planned[1]
 
 
-def _ahead(
-    places: Iterator[tuple[Place, Ints]], take: Callable[[Ints], Batch], workers: int
-) -> Iterator[tuple[Place, Batch]]:
-    """Take batches in threads, a bounded number ahead, and hand them on in order."""
-    executor = ThreadPoolExecutor(workers, thread_name_prefix="batches")
-    waiting: deque[tuple[Place, Future[Batch]]] = deque()
-    try:
-        for place, indices in places:
-            waiting.append((place, executor.submit(take, indices)))
-            if len(waiting) > _AHEAD * workers:
-                done, batch = waiting.popleft()
-                yield done, batch.result()
-    finally:  # also when the reader stops asking and the generator is closed
-        executor.shutdown(wait=False, cancel_futures=True)
+class Batches(Endless[Batch]):
+    """The endless run of batches of pairs."""
+
+    def __init__(self, pairs: EncodedPairs, budget: int, seed: int, workers: int = 0) -> None:
+        super().__init__(budget, seed, workers)
+        self._pairs = pairs
+
+    def _lengths(self, epoch: int) -> tuple[Ints, Ints]:  # noqa: ARG002  # the same in every epoch
+        return self._pairs.source_lengths, self._pairs.target_lengths
+
+    def _take(self, epoch: int, indices: Ints) -> Batch:  # noqa: ARG002
+        return self._pairs.take(indices)

@@ -11,7 +11,7 @@ import importlib.util
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from qkv.data.pair import Pair
@@ -96,18 +96,25 @@ def _jsonl(path: str | Path, source_field: str, target_field: str) -> Iterator[P
     for where, line in _lines(path):
         if not line.strip():
             continue
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as problem:
-            raise InputError(f"{where}: not JSON ({problem.msg} at column {problem.colno}); repair the line") from None
-        except (ValueError, RecursionError):  # a number of thousands of digits, a thousand brackets
-            raise InputError(f"{where}: JSON too long or too deep to read; repair the line") from None
-        if not isinstance(record, dict):
-            raise InputError(f'{where}: not a JSON object; write {{"{source_field}": …, "{target_field}": …}}')
-        yield _checked(_field(record, source_field, where), _field(record, target_field, where), where)
+        record = json_object(line, where, f'{{"{source_field}": …, "{target_field}": …}}')
+        yield _checked(text_field(record, source_field, where), text_field(record, target_field, where), where)
 
 
-def _field(record: dict[str, object], name: str, where: str) -> str:
+def json_object(line: str, where: str, wanted: str) -> dict[str, object]:
+    """The object that a line of JSON lines holds; `wanted` shows what it should look like."""
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as problem:
+        raise InputError(f"{where}: not JSON ({problem.msg} at column {problem.colno}); repair the line") from None
+    except (ValueError, RecursionError):  # a number of thousands of digits, a thousand brackets
+        raise InputError(f"{where}: JSON too long or too deep to read; repair the line") from None
+    if not isinstance(record, dict):
+        raise InputError(f"{where}: not a JSON object; write {wanted}")
+    return record
+
+
+def text_field(record: Mapping[str, object], name: str, where: str) -> str:
+    """A field that is there, is a string, and is whole Unicode."""
     if name not in record:
         hint = nearest(name, record) if record else "the object is empty"
         raise InputError(f"{where}: no field '{name}'; {hint}")

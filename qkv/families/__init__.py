@@ -10,6 +10,7 @@ import pkgutil
 from types import ModuleType
 
 from qkv.errors import InputError, nearest
+from qkv.text.template import Template
 
 
 def names() -> list[str]:
@@ -22,6 +23,15 @@ def family(name: str) -> ModuleType:
     if name not in names():
         raise InputError(f"model.family: no family '{name}'; {nearest(name, names())}")
     return importlib.import_module(f"{__name__}.{name}")
+
+
+def templates() -> tuple[Template, ...]:
+    """The input templates of the families that read text, each once."""
+    found: list[Template] = []
+    for one in map(family, names()):
+        if hasattr(one, "TEMPLATE") and one.TEMPLATE not in found:
+            found.append(one.TEMPLATE)
+    return tuple(found)
 
 
 def of_model_type(model_type: str, where: str) -> ModuleType:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from qkv import spec as s
-from qkv.families import transformer
+from qkv.families import roberta, transformer
 from qkv.weights.format import ACTIVATIONS, Architecture, Config, Format, Setting
 from qkv.weights.rules import Drop, Rename, Tie
 
@@ -85,6 +85,8 @@ def _stack(stack: s.Stack, shape: Shape, heads: int, hidden: int) -> s.Stack:
     cross = None if stack.block.cross is None else attention
     return s.replace(stack, block=s.replace(stack.block, attention=attention, cross=cross, feedforward=feedforward))
 
+
+TEMPLATE = roberta.TEMPLATE
 
 SETTINGS = (
     Setting("vocab_size", "source", "source.vocabulary"),

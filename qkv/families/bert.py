@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qkv import spec as s
+from qkv.text.template import Template
 from qkv.weights.format import ACTIVATIONS, Architecture, Format, Setting
 from qkv.weights.rules import Copy, Drop, Rename, Rule, Tie
 
@@ -97,6 +98,15 @@ def spec(
         spread=shape.spread,
     )
 
+
+TEMPLATE = Template(
+    kind="wordpiece",
+    tokens={"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"},
+    single="[CLS] $A [SEP]",
+    pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+    lowercase=True,
+    classes=("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer"),
+)
 
 SETTINGS = (
     Setting("vocab_size", "source", "source.vocabulary"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qkv import spec as s
+from qkv.text.template import Template
 from qkv.weights.format import Architecture, Config, Format, Setting
 from qkv.weights.rules import Drop, Rename, Rule, Split, Transpose
 
@@ -88,6 +89,8 @@ def spec(
     model = s.replace(body(shape, target), start=start, end=end, pad=pad)
     return under(model, heads(shape, target, labels), head)
 
+
+TEMPLATE = Template(kind="word_bpe", tokens={"unk": "<unk>"}, lowercase=True, classes=("OpenAIGPTTokenizer",))
 
 SETTINGS = (
     Setting("vocab_size", "target", "target.vocabulary"),

@@ -10,6 +10,7 @@ from typing import Literal
 
 from qkv import spec as s
 from qkv.families import bert, gpt
+from qkv.text.template import Template
 from qkv.weights.format import ACTIVATIONS, Architecture, Config, Format, Setting
 from qkv.weights.rules import Rename
 
@@ -77,6 +78,14 @@ def read(config: Config) -> Config:
         config = config | {"classifier_dropout": config.get("hidden_dropout")}
     return gpt.read(config)
 
+
+END = "<|endoftext|>"
+TEMPLATE = Template(
+    kind="byte_bpe",
+    tokens={"start": END, "end": END, "unk": END},  # bytes leave nothing unknown; their files have to name something
+    last=("end",),
+    classes=("GPT2Tokenizer",),
+)
 
 HUGGING_FACE = Format(
     model_type="gpt2",

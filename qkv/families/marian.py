@@ -13,6 +13,7 @@ from typing import Literal
 from qkv import spec as s
 from qkv.errors import InputError
 from qkv.families import bart
+from qkv.text.template import Template
 from qkv.weights.format import Architecture, Config, Format, Only, Setting
 from qkv.weights.rules import Drop, Rename
 
@@ -80,6 +81,15 @@ def _checked(config: Config) -> Config:
         raise InputError("marian: one table for source and target needs an output that is tied to it")
     return config
 
+
+TEMPLATE = Template(
+    kind="marian",
+    tokens={"end": "</s>", "unk": "<unk>", "pad": "<pad>"},
+    last=("pad",),
+    single="$A </s>",
+    pair="$A $B </s>",
+    classes=("MarianTokenizer",),
+)
 
 HUGGING_FACE = Format(
     model_type="marian",

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from qkv import spec as s
 from qkv.errors import InputError
 from qkv.families import bert
+from qkv.text.template import Template
 from qkv.weights.format import Architecture, Config, Format, Setting
 from qkv.weights.rules import Copy, Rename, Tie
 
@@ -66,6 +67,17 @@ def write(config: Config) -> Config:
     offset = config["pad_token_id"]
     return config | {"pad_token_id": offset - 1, "max_position_embeddings": config["max_position_embeddings"] + offset}
 
+
+START, END = "<s>", "</s>"
+TEMPLATE = Template(
+    kind="byte_bpe",
+    tokens={"cls": START, "start": START, "pad": "<pad>", "sep": END, "end": END, "unk": "<unk>", "mask": "<mask>"},
+    last=("mask",),
+    single="<s> $A </s>",
+    pair="<s> $A </s> </s> $B </s>",
+    spaced_mask=True,
+    classes=("RobertaTokenizer", "BartTokenizer", "LongformerTokenizer", "LEDTokenizer"),
+)
 
 POOLER = Rename("roberta.pooler.dense.{p}", "head.dense.{p}")
 TRANSFORM = (

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from qkv import spec as s
 from qkv.errors import InputError
+from qkv.text.template import Template
 from qkv.weights.format import ACTIVATIONS, Architecture, Config, Format, Only, Setting
 from qkv.weights.rules import Drop, Rename, Tie
 
@@ -117,6 +118,15 @@ def _heads(shape: Shape, target: int, labels: tuple[str, ...]) -> dict[str, s.He
         "span": s.label_head("span", width, labels),
     }
 
+
+TEMPLATE = Template(
+    kind="unigram",
+    tokens={"pad": "<pad>", "end": "</s>", "unk": "<unk>"},
+    single="$A </s>",
+    pair="$A </s> $B </s>",
+    sentinels=100,
+    classes=("T5Tokenizer",),
+)
 
 SETTINGS = (
     Setting("vocab_size", "source", "source.vocabulary"),

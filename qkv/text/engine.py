@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 from tokenizers import Encoding, Tokenizer, decoders
 
+from qkv.errors import InputError
+
 # A text, or a text that somebody has already cut into words.
 Given = str | Sequence[str]
 
@@ -163,6 +165,15 @@ def parse(text: str) -> Tokenizer:
         raise
     except BaseException as problem:  # the bare class for most damage, a panic for some, which is not an Exception
         raise ValueError(" ".join(str(problem).split())) from None
+
+
+def refuse_broken_unicode(text: str, what: str) -> None:
+    """Half a surrogate pair (from a JSON escape or a misread command line) has no UTF-8 form, hence no ids."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as problem:
+        place = f"character {problem.start + 1}"
+        raise InputError(f"{what}: not valid Unicode at {place} (a lone surrogate); remove or repair it") from None
 
 
 def _framed(found: Encoding) -> Framed:

@@ -7,10 +7,8 @@ from bare vocab.json and merges.txt it gives RoBERTa's mask no space, and here i
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-
-from tokenizers import Tokenizer
 
 from qkv.errors import InputError
 from qkv.files import write_bytes
@@ -18,25 +16,29 @@ from qkv.text import marian
 from qkv.text.engine import Fast
 from qkv.text.marian import Marian
 from qkv.text.settings import ADDED, CONFIG, KEYS, MAP, Settings, read_file, read_settings
-from qkv.text.tokeniser import Tokeniser
-from qkv.text.vocabularies import JSON, MERGES, PIECES, VOCABULARY, WORDS, bpe, roles_of, unigram, whole, wordpiece
+from qkv.text.template import Template
+from qkv.text.tokeniser import NotOurs, Tokeniser
+from qkv.text.vocabularies import JSON, MERGES, PIECES, VOCABULARY, WORDS, Built, bpe, unigram, whole, wordpiece
 
 _SPM = tuple(marian.SPM.values())
 # What is given back as it came; tokenizer.json itself is written from the tokeniser.
 _COMPANIONS = (CONFIG, MAP, ADDED, WORDS, VOCABULARY, MERGES, PIECES, *_SPM, marian.TARGET_VOCABULARY)
 
 
-def read_tokenisers(folder: Path) -> tuple[Tokeniser, Tokeniser] | None:
+def read_tokenisers(
+    folder: Path, template: Template | None = None, known: Sequence[Template] = ()
+) -> tuple[Tokeniser, Tokeniser] | None:
     """The tokenisers of a model's source and target, one and the same but for Marian; None if the folder has none.
 
     Read from, in this order: source.spm and target.spm (Marian; whatever else is there), tokenizer.json, vocab.txt,
-    vocab.json with merges.txt, spiece.model.
+    vocab.json with merges.txt, spiece.model. `template` is that of the model's family; `known` are all there are, for a
+    folder that names another family's tokeniser class, or whose family nobody knows.
     """
-    folder = Path(folder)
+    folder, known = Path(folder), tuple(known)
     files = {name: read_file(folder / name) for name in _COMPANIONS if (folder / name).is_file()}
     if any(name in files for name in _SPM):
-        return _read_marian(read_settings(folder), files)
-    builders: dict[str, Callable[[Settings], Tokenizer]] = {
+        return _read_marian(read_settings(folder, template, known), files)
+    builders: dict[str, Callable[[Settings], Built]] = {
         JSON: whole,
         WORDS: wordpiece,
         VOCABULARY: bpe,
@@ -48,17 +50,33 @@ def read_tokenisers(folder: Path) -> tuple[Tokeniser, Tokeniser] | None:
         return None
     if first in (VOCABULARY, MERGES):
         _must_have(folder, files, (VOCABULARY, MERGES))
-    settings = read_settings(folder)
-    tokenizer = builders[first](settings)
-    tokeniser = Tokeniser(tokenizer, roles_of(tokenizer, settings), files)
+    settings = read_settings(folder, template, known)
+    tokeniser = Tokeniser(*builders[first](settings), files)
     return tokeniser, tokeniser
+
+
+def read_tokeniser(path: Path, known: Sequence[Template] = ()) -> Tokeniser:
+    """A tokeniser of one file: one of ours, or anybody's tokenizer.json."""
+    path = Path(path)
+    if path.name == JSON and (path.parent / CONFIG).is_file():
+        found = read_tokenisers(path.parent, None, known)
+        if found is not None:
+            return found[0]
+    try:
+        return Tokeniser.load(path)
+    except NotOurs:
+        settings = Settings(path.parent, {}, {}, (), (), None, None, tuple(known))
+        return Tokeniser(*whole(settings, path.name))
 
 
 def _read_marian(settings: Settings, files: Mapping[str, bytes]) -> tuple[Tokeniser, Tokeniser]:
     apart = bool(settings.flag("separate_vocabs", False))
     wanted = (*_SPM, VOCABULARY, *((marian.TARGET_VOCABULARY,) if apart else ()))
     _must_have(settings.folder, files, wanted)
-    names = {role: token.content for role, token in settings.tokens("marian").items()}
+    template = next((one for one in (settings.family, *settings.known) if one and one.kind == "marian"), None)
+    names = {role: token.content for role, token in settings.tokens(template).items()}
+    if not names:
+        raise InputError(f"{settings.folder}: special tokens unknown; name them in {CONFIG}")
     both = []
     for side, other in ((marian.SOURCE, marian.TARGET), (marian.TARGET, marian.SOURCE)):
         # Each side carries what it needs; the two together are the folder again.

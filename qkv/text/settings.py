@@ -1,7 +1,7 @@
-"""What a checkpoint folder says of its tokeniser beside the vocabulary: its kind, its options, its special tokens.
+"""What a checkpoint folder says of its tokeniser beside the vocabulary: its class, its options, its special tokens.
 
-Hugging Face has kept this in four places over the years: tokenizer_config.json (with `added_tokens_decoder` since
-2023), special_tokens_map.json, added_tokens.json and, for the kind, config.json. Which one wins: as in transformers 5.
+Hugging Face has kept this in three places over the years: tokenizer_config.json (with `added_tokens_decoder` since
+2023), special_tokens_map.json and added_tokens.json. Which one wins: as in transformers 5.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from typing import Any
 from tokenizers import AddedToken
 
 from qkv.errors import InputError
+from qkv.text.template import Template
 
-CONFIG, MAP, ADDED, MODEL = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json"
+CONFIG, MAP, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
 
 KEYS = {
     "start": "bos_token",
@@ -28,52 +29,8 @@ KEYS = {
     "mask": "mask_token",
 }
 
-_KIND_OF_CLASS = {
-    "BertTokenizer": "bert",
-    "DistilBertTokenizer": "bert",
-    "ElectraTokenizer": "bert",
-    "MobileBertTokenizer": "bert",
-    "GPT2Tokenizer": "gpt2",
-    "RobertaTokenizer": "roberta",
-    "BartTokenizer": "roberta",
-    "LongformerTokenizer": "roberta",
-    "LEDTokenizer": "roberta",
-    "OpenAIGPTTokenizer": "gpt",
-    "T5Tokenizer": "t5",
-    "MarianTokenizer": "marian",
-}
 # These classes say how a tokenizer.json is read, not what is in it.
 _ANY_CLASS = {"PreTrainedTokenizer", "PreTrainedTokenizerFast", "TokenizersBackend"}
-_KIND_OF_MODEL = {
-    "bert": "bert",
-    "distilbert": "bert",
-    "electra": "bert",
-    "mobilebert": "bert",
-    "gpt2": "gpt2",
-    "roberta": "roberta",
-    "bart": "roberta",
-    "longformer": "roberta",
-    "led": "roberta",
-    "openai-gpt": "gpt",
-    "t5": "t5",
-    "marian": "marian",
-}
-_USUAL = {
-    "bert": {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"},
-    "gpt2": {"start": "<|endoftext|>", "end": "<|endoftext|>", "unk": "<|endoftext|>"},
-    "roberta": {
-        "start": "<s>",
-        "end": "</s>",
-        "unk": "<unk>",
-        "sep": "</s>",
-        "pad": "<pad>",
-        "cls": "<s>",
-        "mask": "<mask>",
-    },
-    "gpt": {"unk": "<unk>"},
-    "t5": {"end": "</s>", "unk": "<unk>", "pad": "<pad>"},
-    "marian": {"end": "</s>", "unk": "<unk>", "pad": "<pad>"},
-}
 
 
 @dataclass(frozen=True)
@@ -86,19 +43,21 @@ class Settings:
     extra: tuple[AddedToken, ...]
     added: tuple[tuple[int, AddedToken], ...]
     class_name: str | None
-    model: str | None
+    family: Template | None
+    known: tuple[Template, ...]
 
     @property
-    def kind(self) -> str | None:
-        """bert, gpt2, roberta, gpt, t5, marian; None where the files do not say."""
+    def template(self) -> Template | None:
+        """That of the class which the files name, whatever the family's; None where neither is known."""
         if self.class_name is None or self.class_name in _ANY_CLASS:
-            return _KIND_OF_MODEL.get(self.model or "")
-        return _KIND_OF_CLASS.get(self.class_name)
+            return self.family
+        templates = (one for one in (self.family, *self.known) if one is not None)
+        return next((one for one in templates if self.class_name in one.classes), None)
 
     @property
     def foreign_class(self) -> str | None:
         """A class that the files name and that is not known here: its own code may do anything to a text."""
-        known = self.class_name is None or self.class_name in _ANY_CLASS or self.class_name in _KIND_OF_CLASS
+        known = self.class_name is None or self.class_name in _ANY_CLASS or self.template is not None
         return None if known else self.class_name
 
     def flag(self, name: str, default: bool | None) -> bool | None:
@@ -107,13 +66,14 @@ class Settings:
             return value
         raise InputError(f"{self.folder / CONFIG}: '{name}' is {value!r}; make it true or false")
 
-    def tokens(self, kind: str | None) -> dict[str, AddedToken]:
-        """The token in each role: the one that the files name, else the kind's usual one."""
+    def tokens(self, template: Template | None) -> dict[str, AddedToken]:
+        """The token in each role: the one that the files name, else the template's."""
         complete = self.class_name in _ANY_CLASS and self.named
-        named = {**({} if complete else _USUAL.get(kind or "", {})), **self.named}
+        usual = {} if complete or template is None else template.tokens
+        named = {**usual, **self.named}
         found = {role: token_of(named[role], self.folder / CONFIG) for role in KEYS if named.get(role) is not None}
-        if kind == "roberta" and isinstance(named.get("mask"), str):
-            # As in fairseq: the mask stands for a word with its space, which is then not a token of its own.
+        if template is not None and template.spaced_mask and isinstance(named.get("mask"), str):
+            # As in fairseq: the space before a mask belongs to it, and is then not a token of its own.
             found["mask"] = AddedToken(named["mask"], lstrip=True, special=True)
         return found
 
@@ -121,8 +81,8 @@ class Settings:
         return self.named.get(role) is not None
 
 
-def read_settings(folder: Path) -> Settings:
-    options, mapped, model = (read_table(folder / name) for name in (CONFIG, MAP, MODEL))
+def read_settings(folder: Path, family: Template | None, known: tuple[Template, ...]) -> Settings:
+    options, mapped = (read_table(folder / name) for name in (CONFIG, MAP))
     whole = "added_tokens_decoder" in options
     # The newer file, where it is complete, makes the older one obsolete.
     said = options if whole else {**options, **mapped}
@@ -142,7 +102,8 @@ def read_settings(folder: Path) -> Settings:
     class_name = options.get("tokenizer_class")
     if isinstance(class_name, str) and class_name not in _ANY_CLASS:
         class_name = class_name.removesuffix("Fast")
-    return Settings(folder, options, named, extra, added, class_name, model.get("model_type"))
+    class_name = class_name if isinstance(class_name, str) else None
+    return Settings(folder, options, named, extra, added, class_name, family, known)
 
 
 def read_table(path: Path) -> dict[str, Any]:

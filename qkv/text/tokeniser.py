@@ -1,8 +1,9 @@
-"""Text to ids and back: trained here (characters, space-separated symbols, byte-level BPE) or read from a checkpoint.
+"""Text to ids and back: trained here or read from a checkpoint.
 
-Every tokeniser that is trained here has the same four special tokens at ids 0..3. In any tokeniser they are structure,
-never text: whatever a user writes, `<s>` included, is read as ordinary characters, so that no input can end a sentence
-or start another one. Only `special=True` recognises them, for a text in which somebody wrote [MASK] on purpose.
+A tokeniser that is trained here for no family in particular has four special tokens at ids 0..3, others have their
+family's. In any tokeniser they are structure, never text: whatever a user writes, `<s>` included, is read as ordinary
+characters, so that no input can end a sentence or start another one. Only `special=True` recognises them, for a text
+in which somebody wrote [MASK] on purpose.
 """
 
 from __future__ import annotations
@@ -10,28 +11,21 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer
 
-from qkv.errors import InputError, nearest
+from qkv.errors import InputError
 from qkv.files import write_text
-from qkv.text.engine import Engine, Fast, Framed, parse
+from qkv.text.engine import Engine, Fast, Framed, parse, refuse_broken_unicode
 from qkv.text.marian import Marian
+from qkv.text.template import END, PAD, ROLES, SPECIALS, START, UNK, Template
+from qkv.text.training import learn
 
-PAD, UNK, START, END = "<pad>", "<unk>", "<s>", "</s>"
-SPECIALS = (PAD, UNK, START, END)
+__all__ = ["END", "PAD", "ROLES", "SPECIALS", "START", "UNK", "NotOurs", "Tokeniser", "train_tokeniser"]
 
-# What a special token is for; which of them a tokeniser has, and under which name, its family decides.
-ROLES = ("pad", "unk", "start", "end", "mask", "cls", "sep")
-
-_BYTES = 256
-_NO_LIMIT = 2**31
-# Put after the "<" of a user's "<s>" where a whole word could otherwise be looked up as the special token; invisible,
-# not white space, and taken out again when decoding.
-_ESCAPE = "\u2060"
 _VISIBLE = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"})
 
 
@@ -68,13 +62,13 @@ class Tokeniser:
 
     def encode(self, text: str) -> list[int]:
         """Ids of `text`, nothing added."""
-        _refuse_broken_unicode(text, "text")
+        refuse_broken_unicode(text, "text")
         return self.engine.ids(text)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode` of each text, in parallel and without the bookkeeping of offsets."""
         for number, text in enumerate(texts, 1):
-            _refuse_broken_unicode(text, f"text {number}")
+            refuse_broken_unicode(text, f"text {number}")
         return self.engine.ids_batch(texts)
 
     def frame(self, text: str, pair: str | None = None, *, special: bool = False) -> Framed:
@@ -82,15 +76,15 @@ class Tokeniser:
 
         `special` reads special tokens in the text as such: "the [MASK] sat".
         """
-        _refuse_broken_unicode(text, "text")
-        _refuse_broken_unicode(pair or "", "pair")
+        refuse_broken_unicode(text, "text")
+        refuse_broken_unicode(pair or "", "pair")
         return self.engine.cut(text, pair, template=True, special=special)
 
     def frame_batch(self, inputs: Sequence[str | tuple[str, str]], *, special: bool = False) -> list[Framed]:
         """`frame` of each text, or of each (text, pair), in parallel."""
         for number, given in enumerate(inputs, 1):
             for text in (given,) if isinstance(given, str) else given:
-                _refuse_broken_unicode(text, f"text {number}")
+                refuse_broken_unicode(text, f"text {number}")
         return self.engine.cut_batch(inputs, special=special)
 
     def frame_words(self, words: Sequence[str], pair: Sequence[str] | None = None) -> Framed:
@@ -99,7 +93,7 @@ class Tokeniser:
         Byte-level BPE reads each word, the first one too, with a space before it; a word may have no token at all.
         """
         for number, word in enumerate([*words, *(pair or ())], 1):
-            _refuse_broken_unicode(word, f"word {number}")
+            refuse_broken_unicode(word, f"word {number}")
         return self.engine.cut(list(words), None if pair is None else list(pair), template=True, special=False)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -122,7 +116,7 @@ class Tokeniser:
         return next((text[first:last] for number, (first, last) in self._spans(text) if number == self.unk), None)
 
     def _spans(self, text: str) -> Iterator[tuple[int, tuple[int, int]]]:
-        _refuse_broken_unicode(text, "text")
+        refuse_broken_unicode(text, "text")
         found = self.engine.cut(text, None, template=False, special=False)
         return zip(found.ids, found.offsets, strict=True)
 
@@ -152,7 +146,7 @@ class Tokeniser:
         try:
             return cls._from_json(text)
         except InputError as problem:
-            raise InputError(f"{path}: {problem}") from None
+            raise type(problem)(f"{path}: {problem}") from None
         except (ValueError, TypeError, KeyError, AttributeError, zlib.error) as problem:
             raise InputError(f"{path}: damaged or not a tokenizer.json ({problem}); train or copy it again") from None
 
@@ -170,103 +164,33 @@ class Tokeniser:
         return cls(engine, {role: int(about["roles"][role]) for role in ROLES if role in about["roles"]}, files)
 
 
+class NotOurs(InputError):
+    """A tokenizer.json that somebody else made, whose special tokens have other names or ids."""
+
+
 def _our_roles(engine: Engine) -> dict[str, int]:
-    ids = {role: engine.number(name) for role, name in zip(ROLES, SPECIALS, strict=False)}
     missing = [name for name in SPECIALS if engine.number(name) is None]
     if missing:
-        raise InputError(f"not a qkv tokeniser: it has no {', '.join(missing)}; train one with qkv")
-    return {role: number for role, number in ids.items() if number is not None}
+        raise NotOurs(f"not a qkv tokeniser: it has no {', '.join(missing)}; train one with qkv")
+    if [engine.number(name) for name in SPECIALS] != list(range(len(SPECIALS))):
+        raise NotOurs(f"not a qkv tokeniser: {', '.join(SPECIALS)} are not its first ids; train one with qkv")
+    return {role: number for number, role in enumerate(ROLES[: len(SPECIALS)])}
 
 
-def train_tokeniser(kind: str, lines: Iterable[str], *, size: int | None = None, lowercase: bool = False) -> Tokeniser:
-    """Learn a vocabulary from `lines`: most frequent first, ties in alphabetical order, whatever the order of lines.
+def train_tokeniser(
+    kind: str,
+    lines: Iterable[str],
+    *,
+    size: int | None = None,
+    lowercase: bool | None = None,
+    template: Template | None = None,
+) -> Tokeniser:
+    """Learn a vocabulary from `lines`, read once; the same lines in any order give the same tokeniser.
 
-    `size` counts the special tokens; it is a must for "bpe" and, for the other kinds, an upper limit.
+    The kinds are character, symbol, bpe (byte-level) and a family's own: wordpiece, byte_bpe, word_bpe, unigram. With a
+    family's `template` it has the special tokens of that family at their ids and frames texts as the family does; with
+    none it has the usual four and adds nothing. `size` counts the special tokens; it is an upper limit, and may be left
+    out for character and symbol. `lowercase` is by default the template's.
     """
-    if kind not in _KINDS:
-        raise InputError(f"tokeniser kind '{kind}' is unknown; {nearest(kind, _KINDS)}")
-    least = len(SPECIALS) + (_BYTES if kind == "bpe" else 1)
-    if size is None and kind == "bpe":
-        raise InputError(f"a bpe tokeniser needs a vocabulary size; set it to {least} or more")
-    if size is not None and size < least:
-        raise InputError(f"a {kind} tokeniser of size {size} is too small; set size to {least} or more")
-    tokenizer, trainer = _KINDS[kind](size or _NO_LIMIT, lowercase)
-    seen = _Checked(lines)
-    tokenizer.train_from_iterator(seen, trainer)
-    if not seen.any_text:
-        raise InputError(f"no text to train the {kind} tokeniser on; give at least one line that is not blank")
-    return Tokeniser(tokenizer)
-
-
-def _character(size: int, lowercase: bool) -> tuple[Tokenizer, trainers.Trainer]:
-    tokenizer = Tokenizer(models.WordLevel(vocab={}, unk_token=UNK))
-    if lowercase:
-        tokenizer.normalizer = normalizers.Lowercase()
-    # Not ".", which would leave out the newline.
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
-    tokenizer.decoder = decoders.Fuse()
-    return tokenizer, _word_trainer(size)
-
-
-def _symbol(size: int, lowercase: bool) -> tuple[Tokenizer, trainers.Trainer]:
-    tokenizer = Tokenizer(models.WordLevel(vocab={}, unk_token=UNK))
-    names = "|".join(name.strip("<>") for name in SPECIALS)
-    escape = normalizers.Replace(Regex(f"<(?=(?:{names})>)"), f"<{_ESCAPE}")
-    # Lowercase first: "<S>" would otherwise become a special token after the check for one.
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), escape] if lowercase else [escape])
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    # WordPiece's decoder is the one that joins with spaces; no symbol contains a space, so its prefix never matches.
-    join = decoders.WordPiece(prefix=" ", cleanup=False)
-    tokenizer.decoder = decoders.Sequence([decoders.Replace(f"<{_ESCAPE}", "<"), join])
-    return tokenizer, _word_trainer(size)
-
-
-def _bpe(size: int, lowercase: bool) -> tuple[Tokenizer, trainers.Trainer]:
-    """Byte-pair encoding (Sennrich et al., 2016) over bytes as in GPT-2 (Radford et al., 2019): nothing is unknown."""
-    tokenizer = Tokenizer(models.BPE())
-    if lowercase:
-        tokenizer.normalizer = normalizers.Lowercase()
-    # Its pattern never puts "<", a name and ">" into one word, so that no chain of merges can spell a special token.
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=size,
-        special_tokens=list(SPECIALS),
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    return tokenizer, trainer
-
-
-def _word_trainer(size: int) -> trainers.Trainer:
-    return trainers.WordLevelTrainer(vocab_size=size, special_tokens=list(SPECIALS), show_progress=False)
-
-
-_KINDS: dict[str, Callable[[int, bool], tuple[Tokenizer, trainers.Trainer]]] = {
-    "character": _character,
-    "symbol": _symbol,
-    "bpe": _bpe,
-}
-
-
-class _Checked:
-    """Hands lines on one at a time, so that a large corpus streams, and remembers whether any held text."""
-
-    def __init__(self, lines: Iterable[str]) -> None:
-        self._lines = lines
-        self.any_text = False
-
-    def __iter__(self) -> Iterator[str]:
-        for number, line in enumerate(self._lines, 1):
-            _refuse_broken_unicode(line, f"line {number} of the training text")
-            self.any_text = self.any_text or bool(line.strip())
-            yield line
-
-
-def _refuse_broken_unicode(text: str, what: str) -> None:
-    """Half a surrogate pair (from a JSON escape or a misread command line) has no UTF-8 form, hence no ids."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as problem:
-        place = f"character {problem.start + 1}"
-        raise InputError(f"{what}: not valid Unicode at {place} (a lone surrogate); remove or repair it") from None
+    tokenizer, roles = learn(kind, lines, size, lowercase, template)
+    return Tokeniser(tokenizer, roles)

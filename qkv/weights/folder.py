@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from qkv import spec
+from qkv import families, spec
 from qkv.data.images import PREPROCESSOR, Images
 from qkv.errors import InputError
 from qkv.files import write_text
@@ -147,7 +147,8 @@ def _load_checkpoint(
     fresh = tuple(sorted(n for n in missing if head is not None and n.split(".")[0] in ("head", "beside")))
     fill(model, tensors, str(folder), assign=True, fresh=fresh)
     _draw(model, fresh)
-    source, target = read_tokenisers(folder) or (None, None)
+    template = getattr(families.family(found.spec.family), "TEMPLATE", None)
+    source, target = read_tokenisers(folder, template, families.templates()) or (None, None)
     images = Images.load(folder / PREPROCESSOR) if (folder / PREPROCESSOR).is_file() else None
     loaded = Loaded(model.to(device).eval(), source, target, images, fresh, unused)
     _check_vocabularies(loaded, folder)

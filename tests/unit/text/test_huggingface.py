@@ -17,9 +17,12 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from qkv import families
 from qkv.errors import InputError
+from qkv.families import bart, gpt2, t5
 from qkv.text.engine import Framed
-from qkv.text.huggingface import read_tokenisers, write_tokenisers
+from qkv.text.huggingface import read_tokeniser, read_tokenisers, write_tokenisers
+from qkv.text.template import Template
 from qkv.text.tokeniser import Tokeniser, train_tokeniser
 
 BERT = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "##s", "sat", "mask", "[", "]"]
@@ -62,22 +65,22 @@ def spm(*pieces: tuple[str, float, int], kind: int = 1, charsmap: bytes = b"") -
     return written + field(2, varint(3 << 3) + varint(kind)) + field(3, field(2, charsmap))
 
 
-def t5(folder: Path, content: bytes | None = None) -> Path:
+def pieces(folder: Path, content: bytes | None = None) -> Path:
     letters = [("▁", -3.0, 1), ("▁the", -2.0, 1), *((letter, -5.0, 1) for letter in "thecasx</>")]
     (folder / "spiece.model").write_bytes(spm(*letters) if content is None else content)
     return folder
 
 
-def read(folder: Path) -> Tokeniser:
-    found = read_tokenisers(folder)
+def read(folder: Path, template: Template | None = None) -> Tokeniser:
+    found = read_tokenisers(folder, template, families.templates())
     assert found is not None
     assert found[0] is found[1]
     return found[0]
 
 
-def refused(folder: Path, complaint: str) -> None:
+def refused(folder: Path, complaint: str, template: Template | None = None) -> None:
     with pytest.raises(InputError, match=complaint) as problem:
-        read_tokenisers(folder)
+        read_tokenisers(folder, template, families.templates())
     assert "\n" not in str(problem.value)
     assert str(folder) in str(problem.value)
 
@@ -156,12 +159,40 @@ def test_bare_byte_level_files_are_told_apart_by_their_special_tokens(
     assert tokeniser.unk == (3 if len(specials) > 1 else None)
 
 
-@pytest.mark.parametrize("says", ["class", "model"])
-def test_the_class_then_the_model_decide_the_template(says: str, tmp_path: Path) -> None:
-    put(bpe(tmp_path, ROBERTA + GPT2), config={"model_type": "bart" if says == "model" else "gpt2"})
+@pytest.mark.parametrize("says", ["class", "family"])
+def test_the_class_then_the_family_decide_the_template(says: str, tmp_path: Path) -> None:
+    bpe(tmp_path, ROBERTA + GPT2)
     if says == "class":
         put(tmp_path, tokenizer_config={"tokenizer_class": "BartTokenizerFast"})
-    assert read(tmp_path).tokens(read(tmp_path).frame("the").ids) == ["<s>", "the", "</s>"]
+    tokeniser = read(tmp_path, bart.TEMPLATE if says == "family" else gpt2.TEMPLATE)
+    assert tokeniser.tokens(tokeniser.frame("the").ids) == ["<s>", "the", "</s>"]
+    assert (tokeniser.pad, tokeniser.mask) == (1, 4)
+
+
+def test_a_family_with_another_familys_class_is_cut_as_the_class_cuts(tmp_path: Path) -> None:
+    tokeniser = read(bert(tmp_path, tokenizer_class="BertTokenizer"), gpt2.TEMPLATE)
+    assert tokeniser.frame("The cats").ids == [2, 5, 6, 7, 3]
+    (tmp_path / "tokenizer_config.json").unlink()
+    refused(tmp_path, "vocab.txt: cannot be read for a family of kind 'byte_bpe'", gpt2.TEMPLATE)
+
+
+def test_files_without_a_family_are_read_by_one_who_knows_the_families_only(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"vocab.json: its special tokens are those of no family here"):
+        read_tokenisers(bpe(tmp_path, ROBERTA))
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "other.json"])
+def test_a_tokenizer_json_alone_is_read_whoever_wrote_it(name: str, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    foreign = read(bpe(tmp_path / "in", ROBERTA))
+    write_tokenisers(tmp_path, foreign, foreign)
+    (tmp_path / "tokenizer.json").rename(tmp_path / "in" / name)
+    (tmp_path / "in" / "vocab.json").unlink()
+    found = read_tokeniser(tmp_path / "in" / name, families.templates())
+    assert (found.roles, found.ours) == (foreign.roles, False)
+    assert found.frame("the <mask>", special=True) == foreign.frame("the <mask>", special=True)
+    train_tokeniser("symbol", ["a b"]).save(tmp_path / "ours" / name)
+    assert read_tokeniser(tmp_path / "ours" / name, families.templates()).ours
 
 
 def test_gpt2_starts_with_its_token_only_where_the_folder_asks_for_it(tmp_path: Path) -> None:
@@ -185,14 +216,14 @@ def test_a_word_bpe_is_recognised_by_its_ends_of_words(tmp_path: Path) -> None:
 
 def test_t5_needs_no_sentencepiece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
-    tokeniser = read(t5(tmp_path))
+    tokeniser = read(pieces(tmp_path))
     assert tokeniser.tokens(tokeniser.frame("the  cat").ids) == ["␣the", "␣", "c", "a", "t", "</s>"]
     assert (tokeniser.pad, tokeniser.end, tokeniser.unk, tokeniser.size) == (0, 1, 2, 115)
     assert tokeniser.unknown("the Q") == "Q"
 
 
 def test_t5_sentinels_come_after_the_pieces_last_one_first(tmp_path: Path) -> None:
-    tokeniser = read(t5(tmp_path))
+    tokeniser = read(pieces(tmp_path))
     assert (tokeniser.id("<extra_id_0>"), tokeniser.id("<extra_id_99>")) == (tokeniser.size - 1, tokeniser.size - 100)
     assert tokeniser.id("<extra_id_100>") is None
     assert tokeniser.decode([tokeniser.size - 1, *tokeniser.encode("the")]) == "the"
@@ -200,8 +231,8 @@ def test_t5_sentinels_come_after_the_pieces_last_one_first(tmp_path: Path) -> No
     assert read(tmp_path).size == tokeniser.size - 97
 
 
-def test_nobody_spells_an_end_in_t5(tmp_path: Path) -> None:
-    tokeniser = read(t5(tmp_path))
+def test_nobody_spells_an_end_in_pieces(tmp_path: Path) -> None:
+    tokeniser = read(pieces(tmp_path))
     assert tokeniser.tokens(tokeniser.encode("the </s>")) == ["␣the", "␣", "<", "/", "s", ">"]
     assert tokeniser.frame("the </s>", special=True).ids.count(tokeniser.end) == 2
 
@@ -218,7 +249,7 @@ def test_nobody_spells_a_special_word_either(tmp_path: Path) -> None:
     assert tokeniser.roles == {"unk": 0, "mask": 1}
 
 
-@pytest.mark.parametrize("make", [bert, t5])
+@pytest.mark.parametrize("make", [bert, pieces])
 def test_a_foreign_tokeniser_comes_back_whole_from_one_file_and_from_a_pickle(make: object, tmp_path: Path) -> None:
     tokeniser = read(make(tmp_path))  # type: ignore[operator]
     tokeniser.save(tmp_path / "kept.json")
@@ -278,7 +309,7 @@ def test_bad_vocabularies_of_bert_are_named(tmp_path: Path) -> None:
 def test_bad_merges_are_named(tmp_path: Path) -> None:
     refused(bpe(tmp_path, GPT2, "#version: 0.2\nt h\nq u\n"), "merges.txt: line 3 names 'qu'")
     refused(bpe(tmp_path, GPT2, "t h e\n"), "merges.txt: line 1 is not two tokens")
-    refused(bpe(tmp_path, []), "vocab.json: neither")
+    refused(bpe(tmp_path, []), "vocab.json: its special tokens are those of no family here")
     put(tmp_path, vocab={"a": 0, "b": 0})
     refused(tmp_path, "vocab.json: two tokens share an id")
     put(tmp_path, vocab=["a"])
@@ -291,11 +322,11 @@ def test_bad_pieces_are_named(tmp_path: Path) -> None:
     content = spm(("a", -1.0, 1))
     settings = content.index(field(2, varint(3 << 3) + varint(1)))
     for end in (0, 3, settings // 2, settings, len(content) - 1):
-        refused(t5(tmp_path, content[:end]), "spiece.model: .*copy it again")
-    refused(t5(tmp_path, spm(kind=2)), "not a unigram one")
-    refused(t5(tmp_path, spm(("<0x00>", 0.0, 6))), "single bytes")
-    refused(t5(tmp_path, spm(charsmap=b"123")), "table of characters is damaged")
-    put(t5(tmp_path), tokenizer_config={"extra_ids": -1})
+        refused(pieces(tmp_path, content[:end]), "spiece.model: .*copy it again")
+    refused(pieces(tmp_path, spm(kind=2)), "not a unigram one")
+    refused(pieces(tmp_path, spm(("<0x00>", 0.0, 6))), "single bytes")
+    refused(pieces(tmp_path, spm(charsmap=b"123")), "table of characters is damaged")
+    put(pieces(tmp_path), tokenizer_config={"extra_ids": -1})
     refused(tmp_path, "'extra_ids' is -1")
 
 
@@ -316,7 +347,6 @@ def test_a_damaged_table_of_characters_in_a_tokenizer_json_is_named(tmp_path: Pa
     ("tables", "complaint"),
     [
         ({"tokenizer_config": {"tokenizer_class": "BertJapaneseTokenizer"}}, "'BertJapaneseTokenizer' tokeniser"),
-        ({"config": {"model_type": "t5"}}, "'t5' model"),
         ({"tokenizer_config": {"do_lower_case": "no"}}, "'do_lower_case' is 'no'"),
         ({"tokenizer_config": {"pad_token": 3}}, "3 is not a token"),
         ({"tokenizer_config": {"additional_special_tokens": "x"}}, "is not a list"),
@@ -330,6 +360,10 @@ def test_what_the_files_beside_a_vocabulary_say_wrong_is_named(
     tables: dict[str, object], complaint: str, tmp_path: Path
 ) -> None:
     refused(put(bert(tmp_path), **tables), complaint)
+
+
+def test_a_vocabulary_of_another_kind_than_the_familys_is_refused(tmp_path: Path) -> None:
+    refused(bert(tmp_path), "vocab.txt: cannot be read for a family of kind 'unigram'", t5.TEMPLATE)
 
 
 def marian(folder: Path) -> Path:
@@ -347,7 +381,7 @@ def marian(folder: Path) -> Path:
 
 
 def test_marian_spans_are_the_words_that_a_person_would_mark(tmp_path: Path) -> None:
-    found = read_tokenisers(marian(tmp_path))
+    found = read_tokenisers(marian(tmp_path), None, families.templates())
     assert found is not None
     text = ">>fra<<  the  café 🙂 garden"
     framed = found[0].frame(text, "Zürich")

@@ -1,0 +1,46 @@
+"""What all objectives share: a loss as a sum with the number of its targets, and the way of a batch to the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from qkv.nn import Layout, Ragged
+
+AnyBatch = TypeVar("AnyBatch", bound=tuple[Any, ...])
+
+
+class Term(NamedTuple):
+    """One kind of loss. It is a sum, so that a batch may be cut into parts; whoever steps divides once."""
+
+    total: Tensor
+    targets: int
+
+
+def mean(parts: Sequence[tuple[Term, ...]], weights: Sequence[float] | None = None) -> Tensor:
+    """The loss of a batch from its parts': for each kind the sum over its number of targets, and the kinds added up.
+
+    So BERT's two mean losses are added up in pretraining and, with weights, a task's loss and the language model's in
+    GPT's fine-tuning, however a batch was cut.
+    """
+    total = torch.zeros((), device=parts[0][0].total.device)
+    for number, kind in enumerate(zip(*parts, strict=True)):
+        weight = 1.0 if weights is None else weights[number]
+        total = total + torch.stack([term.total for term in kind]).sum() * weight / max(sum(t.targets for t in kind), 1)
+    return total
+
+
+def to_device(batch: AnyBatch, device: torch.device | str) -> AnyBatch:
+    """The same batch, a named tuple of tensors and packed tensors, on a device; it does not wait for the copy."""
+    return type(batch)(*(_moved(field, torch.device(device)) for field in batch))
+
+
+def _moved(field: Any, device: torch.device) -> Any:
+    if isinstance(field, Ragged):
+        return Ragged(_moved(field.values, device), Layout(field.layout.sizes, device))
+    if not isinstance(field, Tensor):
+        return field
+    return field.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else field.to(device)

@@ -1,0 +1,106 @@
+"""Pretraining losses against Hugging Face's models, which take labels: the same masks, the same loss and gradients."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from both import Both, check_gradients, randomised
+from torch import Tensor
+
+from qkv.data.chance import Chance, Pieces
+from qkv.data.corruption import Masking
+from qkv.data.spans import Spans
+from qkv.nn import Ragged
+from qkv.objectives import causal, denoise, masked, span
+from qkv.objectives.term import mean
+from qkv.text.marks import Marks
+
+VOCABULARY = 41
+SENTINELS = tuple(range(40, 30, -1))
+CHANCE = Chance(6, 2)
+IGNORED = -100  # what stands in their labels where nothing is asked for
+ODD = {"vocab_size": VOCABULARY}
+BERT = ODD | {"hidden_size": 35, "num_hidden_layers": 3, "num_attention_heads": 5, "intermediate_size": 51}
+GPT2 = ODD | {"n_embd": 35, "n_layer": 3, "n_head": 5, "n_positions": 40, "bos_token_id": 1, "eos_token_id": 2}
+T5 = ODD | {"d_model": 35, "d_kv": 6, "num_layers": 3, "num_heads": 5, "d_ff": 51, "decoder_start_token_id": 0}
+BART = ODD | {"d_model": 35, "encoder_layers": 2, "decoder_layers": 3, "max_position_embeddings": 40}
+BART |= {"encoder_attention_heads": 5, "decoder_attention_heads": 7, "encoder_ffn_dim": 51, "decoder_ffn_dim": 33}
+
+
+def marks() -> Marks:
+    special = np.zeros(VOCABULARY, dtype=bool)
+    special[[*range(5), *SENTINELS]] = True
+    return Marks(special, mask=4, stops=np.arange(VOCABULARY) == 10, sentinels=SENTINELS)
+
+
+def text(lengths: tuple[int, ...] = (9, 2, 14, 5)) -> Pieces:
+    ids = np.random.default_rng(1).integers(5, 31, sum(lengths))
+    return Pieces.of(ids, lengths, np.arange(len(lengths)))
+
+
+def make(tmp_path: Path, name: str, config: Any) -> Both:
+    return Both(randomised(getattr(transformers, name)(config)), tmp_path / "theirs")
+
+
+def padded(run: Ragged) -> dict[str, Tensor]:
+    return {"input_ids": run.to_padded().long(), "attention_mask": run.layout.real().long()}
+
+
+def check(both: Both, ours: Tensor, theirs: Tensor) -> None:
+    assert ours.item() == pytest.approx(theirs.item(), rel=1e-5)
+    check_gradients(both, lambda: ours.view(1), lambda: theirs.view(1))
+
+
+def asked(batch: masked.Inputs) -> Tensor:
+    """Labels as theirs come.  # [B, longest]"""
+    labels = torch.full_like(batch.source.values, IGNORED)
+    labels[batch.at] = batch.labels
+    return batch.source.like(labels).to_padded(IGNORED).long()
+
+
+def test_the_masked_loss_is_theirs(tmp_path: Path) -> None:
+    both = make(tmp_path, "BertForMaskedLM", transformers.BertConfig(**BERT))
+    batch = masked.prepare(text(), marks(), CHANCE, Masking(rate=0.4))
+    theirs = both.theirs(**padded(batch.source), labels=asked(batch)).loss
+    check(both, mean([(masked.loss(both.ours.model, batch),)]), theirs)
+
+
+def test_the_two_losses_of_pretraining_are_theirs(tmp_path: Path) -> None:
+    both = make(tmp_path, "BertForPreTraining", transformers.BertConfig(**BERT))
+    pieces, follows = text(), torch.tensor([True, False, False, True])
+    segments = torch.from_numpy((np.arange(len(pieces.ids)) % 5 > 2).astype(np.int64))
+    batch = masked.prepare(pieces, marks(), CHANCE, Masking(rate=0.4), segments=segments, follows=follows)
+    theirs = both.theirs(
+        **padded(batch.source),
+        token_type_ids=batch.source.like(segments).to_padded().long(),
+        labels=asked(batch),
+        next_sentence_label=(~follows).long(),  # 0: the second sentence follows
+    ).loss
+    check(both, mean([masked.losses(both.ours.model, batch)]), theirs)
+
+
+def test_the_causal_loss_is_theirs(tmp_path: Path) -> None:
+    both = make(tmp_path, "GPT2LMHeadModel", transformers.GPT2Config(**GPT2))
+    pieces = text()
+    run = Ragged.of(torch.from_numpy(pieces.ids), pieces.lengths.tolist())
+    theirs = both.theirs(**padded(run), labels=run.to_padded(IGNORED).long()).loss
+    check(both, mean([(causal.loss(both.ours.model, causal.prepare(pieces)),)]), theirs)
+
+
+@pytest.mark.parametrize("name", ["T5", "Bart"])
+def test_the_loss_of_restoring_is_theirs(tmp_path: Path, name: str) -> None:
+    config = transformers.T5Config(**T5) if name == "T5" else transformers.BartConfig(**BART)
+    both = make(tmp_path, f"{name}ForConditionalGeneration", config)
+    spec = both.ours.model.spec
+    if name == "T5":
+        batch = span.prepare(text(), marks(), CHANCE, Spans(rate=0.3, mean=2), model=spec)
+    else:
+        batch = denoise.prepare(text(), marks(), CHANCE, model=spec)
+    labels = batch.target.like(batch.labels).to_padded(IGNORED).long()  # they open the target themselves
+    theirs = both.theirs(**padded(batch.source), labels=labels).loss
+    check(both, mean([(denoise.loss(both.ours.model, batch),)]), theirs)

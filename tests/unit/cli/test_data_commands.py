@@ -1,0 +1,103 @@
+"""`qkv data build`, as a person types it."""
+
+from __future__ import annotations
+
+import gzip
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from qkv.cli import main
+from qkv.data.shards import Shards
+from qkv.families import bert
+from qkv.text.huggingface import write_tokenisers
+from qkv.text.tokeniser import Tokeniser, train_tokeniser
+
+Run = Callable[..., tuple[int, str, str]]
+TEXT = "The cat sat.\nIt slept!\n\nA dog ran.\n\nNobody saw it.\nNot one.\n"
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """The exit code and what was printed."""
+
+    def call(*words: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["qkv", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr()
+        return int(ended.value.code or 0), said.out, said.err
+
+    return call
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt.gz"
+    path.write_bytes(gzip.compress(TEXT.encode()))
+    return path
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    path = tmp_path / "tokeniser.json"
+    train_tokeniser("bpe", [TEXT], size=280).save(path)
+    return path
+
+
+def test_build_says_documents_tokens_and_speed(run: Run, text: Path, saved: Path, tmp_path: Path) -> None:
+    code, out, err = run("data", "build", text, "--tokenizer", saved, "--format", "blank", "-o", tmp_path / "out")
+    assert (code, err) == (0, "")
+    shards = Shards(tmp_path / "out", Tokeniser.load(saved))
+    assert out.startswith(f"{tmp_path / 'out'}: 3 documents, {shards.tokens} tokens, 1 shards; ")
+    assert out.endswith(" tokens/s\n")
+    assert len(shards.sentences(0)) == 2
+    assert [source["size"] for source in shards.meta["sources"]] == [text.stat().st_size]
+    again = run("data", "build", text, "--tokenizer", saved, "--format", "blank", "-o", tmp_path / "out")
+    assert again[1].endswith("; built before\n")
+
+
+def test_a_terminal_sees_a_bar(
+    run: Run, text: Path, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    code, _, err = run("data", "build", text, "-t", saved, "--format", "blank", "-o", tmp_path / "out")
+    assert code == 0
+    assert f"3 documents, {Shards(tmp_path / 'out').tokens} tokens" in err
+
+
+def test_a_folder_in_hugging_faces_format_is_a_tokenizer(run: Run, text: Path, tmp_path: Path) -> None:
+    tokeniser = train_tokeniser("wordpiece", [TEXT], size=100, template=bert.TEMPLATE)
+    write_tokenisers(tmp_path / "bert", tokeniser, tokeniser)
+    words = ("data", "build", text, "-t", tmp_path / "bert", "--format", "lines", "-o", tmp_path / "out")
+    assert run(*words, "--workers", "2", "--shard-tokens", "5")[0] == 0
+    shards = Shards(tmp_path / "out", tokeniser)
+    assert [tokeniser.decode(shards.document(number).tolist()) for number in (0, 2)] == ["the cat sat.", "a dog ran."]
+    assert len(shards.meta["shards"]) > 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--format", "line"), "format 'line' is unknown; did you mean 'lines'?"),
+        ((), "its name does not tell where a document ends"),
+        (("--format", "jsonl"), "text.txt.gz:1: not JSON"),
+        (("--format", "lines", "--workers", "-1"), "--workers is -1"),
+        (("--format", "lines", "--shard-tokens", "0"), "0 tokens"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    run: Run, text: Path, saved: Path, tmp_path: Path, words: tuple[str, ...], said: str
+) -> None:
+    code, out, err = run("data", "build", text, "-t", saved, "-o", tmp_path / "out", *words)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert said in err
+    assert not list(tmp_path.glob("out/*.safetensors"))
+
+
+def test_a_missing_tokenizer_is_one_line(run: Run, text: Path, tmp_path: Path) -> None:
+    code, _, err = run("data", "build", text, "-t", tmp_path / "no", "--format", "lines", "-o", tmp_path / "out")
+    assert (code, err.count("\n")) == (2, 1)
+    assert not (tmp_path / "out").exists()

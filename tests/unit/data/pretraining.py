@@ -1,0 +1,54 @@
+"""Random packed text over a small vocabulary, for the tests of what pretraining does to it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from qkv.data.chance import Pieces
+from qkv.text.marks import Marks
+
+PAD, CLS, SEP, UNK, MASK = range(5)
+VOCABULARY = 1000
+STOP = 10  # the full stop
+SENTINELS = tuple(range(VOCABULARY - 1, VOCABULARY - 101, -1))
+
+
+def marks(**changes: object) -> Marks:
+    special = np.zeros(VOCABULARY, dtype=bool)
+    special[:5] = True
+    special[list(SENTINELS)] = True
+    number = np.arange(VOCABULARY)
+    fields = {"mask": MASK, "stops": number == STOP, "continues": number % 3 == 0, "sentinels": SENTINELS}
+    return Marks(special, **(fields | changes))  # type: ignore[arg-type]
+
+
+MARKS = marks()
+
+
+def text(lengths: list[int] | np.ndarray, *, framed: bool = False, seed: int = 1) -> Pieces:
+    """Ordinary tokens; `framed`: between [CLS] and [SEP], with another [SEP] within."""
+    random = np.random.default_rng(seed)
+    parts = [random.integers(5, VOCABULARY - 100, n) for n in lengths]
+    if framed:
+        parts = [np.concatenate([[CLS], p[: len(p) // 2], [SEP], p[len(p) // 2 :], [SEP]]) for p in parts]
+    return Pieces.of(np.concatenate(parts), [len(p) for p in parts], 7 + np.arange(len(parts)))
+
+
+def counted(lengths: list[int] | np.ndarray) -> Pieces:
+    """Tokens 5, 6, 7 … in each piece, so that each tells where it stood."""
+    ids = np.concatenate([5 + np.arange(n) for n in lengths])
+    return Pieces.of(ids, lengths, np.arange(len(lengths)))
+
+
+def varied(count: int, least: int = 1, most: int = 200, seed: int = 3) -> np.ndarray:
+    return np.random.default_rng(seed).integers(least, most, count)
+
+
+def cut(ids: object, lengths: object) -> list[list[int]]:
+    """One list a piece."""
+    return [part.tolist() for part in np.split(np.asarray(ids), np.cumsum(np.asarray(lengths))[:-1])]
+
+
+def alone(pieces: Pieces, row: int) -> Pieces:
+    first = pieces.starts[row]
+    return Pieces.of(pieces.ids[first : first + pieces.lengths[row]], [pieces.lengths[row]], [pieces.numbers[row]])

@@ -1,0 +1,66 @@
+"""Denoising and span corruption: the encoder reads what was spoilt, the decoder is asked for the target."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from qkv.data.corruption import spoil
+from qkv.data.spans import Spans, corrupt
+from qkv.nn import Ragged
+from qkv.objectives import denoise, span
+from qkv.objectives.term import Term
+
+sys.path.append(str(Path(__file__).parent))
+from bodies import CHANCE, MARKS, gradients, halves, model, same, text
+
+SHORT = Spans(rate=0.3, mean=2)
+CASES = [("bart", denoise, spoil, None), ("t5", span, corrupt, None), ("t5", span, corrupt, SHORT)]
+
+
+def losses(body: Any, batch: Any) -> tuple[Term, ...]:
+    return (denoise.loss(body, batch),)
+
+
+def ragged(ids: torch.Tensor, lengths: torch.Tensor) -> list[list[int]]:
+    return [x.tolist() for x in Ragged.of(ids, lengths).sequences()]
+
+
+@pytest.mark.parametrize(("name", "objective", "make", "how"), CASES)
+def test_both_sides_are_closed_and_the_target_opened_as_the_model_says(
+    name: str, objective: Any, make: Any, how: Any
+) -> None:
+    body, pieces = model(name), text()
+    options = () if how is None else (how,)
+    plain = make(pieces, MARKS, CHANCE, *options)
+    found = objective.prepare(pieces, MARKS, CHANCE, *options, model=body.spec)
+    start, end = body.spec.start, body.spec.end
+    assert (start, end) == ((2, 2) if name == "bart" else (0, 1))
+    sources, targets = ragged(plain.source, plain.source_lengths), ragged(plain.target, plain.target_lengths)
+    assert [x.tolist() for x in found.source.sequences()] == [[*ids, end] for ids in sources]
+    assert [x.tolist() for x in found.target.sequences()] == [[start, *ids] for ids in targets]
+    assert found.labels.tolist() == [token for ids in targets for token in (*ids, end)]
+
+
+@pytest.mark.parametrize(("name", "objective", "make", "how"), CASES[:2])
+def test_the_loss_is_the_sum_of_negative_log_probabilities(name: str, objective: Any, make: Any, how: Any) -> None:
+    del make, how
+    body = model(name)
+    batch = objective.prepare(text(), MARKS, CHANCE, model=body.spec)
+    said = torch.log_softmax(body(batch.source, batch.target), -1)
+    total, targets = objective.loss(body, batch)
+    assert targets == len(batch.labels)
+    torch.testing.assert_close(total, -sum(said[place, label] for place, label in enumerate(batch.labels.tolist())))
+
+
+@pytest.mark.parametrize(("name", "objective", "make", "how"), CASES[:2])
+def test_the_gradient_does_not_depend_on_how_a_batch_is_cut(name: str, objective: Any, make: Any, how: Any) -> None:
+    del make, how
+    body, pieces = model(name), text()
+    whole = [objective.prepare(pieces, MARKS, CHANCE, model=body.spec)]
+    parts = [objective.prepare(part, MARKS, CHANCE, model=body.spec) for part in halves(pieces)]
+    assert same(gradients(body, whole, losses), gradients(body, parts, losses))
