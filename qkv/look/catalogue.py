@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
 from qkv import families
-from qkv.nn import build
+from qkv.nn.model import hollow
 from qkv.weights.huggingface import head_names
 
 _WIDE = 120  # columns where nobody's window says how many there are
@@ -35,9 +34,7 @@ def _row(name: str) -> dict[str, Any]:
 
 def parameters(module: Any, shape: Any) -> int:
     """Counted on a model that takes no memory, with the family's own vocabulary and head."""
-    with torch.device("meta"):
-        model = build(module.spec(shape))
-    return sum(parameter.numel() for parameter in model.parameters())
+    return sum(parameter.numel() for parameter in hollow(module.spec(shape)).parameters())
 
 
 def render(rows: list[dict[str, Any]]) -> str:

@@ -16,12 +16,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-import torch
-
 from qkv import spec
 from qkv.errors import InputError
-from qkv.nn import build
 from qkv.nn.attention import Attention
+from qkv.nn.model import hollow
 
 __all__ = ["AttentionCost", "Cost", "cost"]
 
@@ -166,8 +164,7 @@ _PARTS |= {"layers": "recurrence", "cells": "recurrence", "norm": "norms"}
 
 
 def _parameters(model: spec.Model) -> dict[str, int]:
-    with torch.device("meta"):  # shapes without storage
-        built = build(model)
+    built = hollow(model)
     counts: dict[str, int] = {}
     seen: set[int] = set()
     for name, module in built.named_modules():

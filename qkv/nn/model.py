@@ -14,7 +14,7 @@ from qkv.errors import InputError
 from qkv.nn.attention import Attention
 from qkv.nn.embed import Embed, Patches
 from qkv.nn.heads import Head
-from qkv.nn.position import Learned, Relative
+from qkv.nn.position import Learned, Relative, Sinusoid
 from qkv.nn.ragged import Ragged
 from qkv.nn.recurrent import Recurrent, RecurrentDecoder, RecurrentState
 from qkv.nn.stack import Encoded, Stack, StackState
@@ -215,6 +215,26 @@ def build(s: spec.Model) -> Encoder | Decoder | EncoderDecoder:
     shell: Any = Encoder if s.decoder is None else Decoder if s.encoder is None else EncoderDecoder
     model: Encoder | Decoder | EncoderDecoder = shell(s)
     initialise(s, model.modules())
+    return model
+
+
+_DRAWS = ("kaiming_uniform_", "normal_", "ones_", "trunc_normal_", "uniform_", "xavier_uniform_", "zeros_")
+
+
+def hollow(s: spec.Model) -> Encoder | Decoder | EncoderDecoder:
+    """A model with shapes and no memory: nothing is drawn at random only to be thrown away."""
+    kept = {name: getattr(nn.init, name) for name in _DRAWS}
+    try:
+        for name in _DRAWS:  # on a device without memory these do nothing, slowly
+            setattr(nn.init, name, lambda tensor, *_, **__: tensor)
+        with torch.device("meta"):
+            model = build(s)
+    finally:
+        for name, draw in kept.items():
+            setattr(nn.init, name, draw)
+    for module in model.modules():
+        if isinstance(module, Sinusoid):
+            module.fill()
     return model
 
 

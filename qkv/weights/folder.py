@@ -14,9 +14,8 @@ from qkv import families, spec
 from qkv.data.images import PREPROCESSOR, Images
 from qkv.errors import InputError
 from qkv.files import write_text
-from qkv.nn import Decoder, Encoder, EncoderDecoder, build
-from qkv.nn.model import initialise
-from qkv.nn.position import Sinusoid
+from qkv.nn import Decoder, Encoder, EncoderDecoder
+from qkv.nn.model import hollow, initialise
 from qkv.text.huggingface import read_tokenisers, write_tokenisers
 from qkv.text.tokeniser import Tokeniser
 from qkv.weights.file import load_tensors, save_tensors
@@ -79,16 +78,6 @@ def fill(
     model.load_state_dict(same, strict=False, assign=assign)
     if assign:
         model.tie()
-
-
-def hollow(s: spec.Model) -> AnyModel:
-    """A model with shapes and no memory: nothing is drawn at random only to be thrown away."""
-    with torch.device("meta"):
-        model = build(s)
-    for module in model.modules():
-        if isinstance(module, Sinusoid):
-            module.fill()
-    return model
 
 
 def save(loaded: Loaded, folder: str | Path, format: Layout = "qkv") -> None:

@@ -158,7 +158,7 @@ def test_a_config_value_that_we_lack_is_refused_by_name(tmp_path: Path, key: str
 
 def test_sizes_are_those_of_the_checkpoints() -> None:
     from qkv.families import bart
-    from qkv.weights.folder import hollow
+    from qkv.nn.model import hollow
 
     counts = {name: sum(p.numel() for p in hollow(bart.spec(shape)).parameters()) for name, shape in bart.SIZES.items()}
     assert counts == {"base": 139_420_416, "large": 406_291_456}

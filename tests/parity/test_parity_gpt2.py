@@ -23,8 +23,8 @@ from safetensors.torch import load_file, save_file
 
 from qkv.errors import InputError
 from qkv.families import gpt2
+from qkv.nn.model import hollow
 from qkv.weights import load, save
-from qkv.weights.folder import hollow
 from qkv.weights.format import read_config, write_config
 
 ODD: dict[str, Any] = {

@@ -159,6 +159,6 @@ def test_a_decoder_alone_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_the_size_is_that_of_the_checkpoints_that_are_given_away() -> None:
     from qkv.families import marian
-    from qkv.weights.folder import hollow
+    from qkv.nn.model import hollow
 
     assert sum(p.numel() for p in hollow(marian.spec(marian.SIZES["opus"])).parameters()) == 73_886_208

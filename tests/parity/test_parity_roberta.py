@@ -24,8 +24,8 @@ from both import (
 from qkv.errors import InputError
 from qkv.families import roberta
 from qkv.nn import Ragged
+from qkv.nn.model import hollow
 from qkv.weights import load
-from qkv.weights.folder import hollow
 from qkv.weights.format import read_config, write_config
 
 ODD: dict[str, Any] = {

@@ -26,9 +26,9 @@ from qkv import spec
 from qkv.errors import InputError
 from qkv.families import t5
 from qkv.nn import Encoder, Ragged
+from qkv.nn.model import hollow
 from qkv.nn.position import Relative
 from qkv.weights import Loaded, load, save
-from qkv.weights.folder import hollow
 
 ODD: dict[str, Any] = {
     "vocab_size": 31,

@@ -29,7 +29,8 @@ from qkv import weights
 from qkv.data.images import PREPROCESSOR
 from qkv.errors import InputError
 from qkv.families import vit
-from qkv.weights.folder import hollow, state
+from qkv.nn.model import hollow
+from qkv.weights.folder import state
 from qkv.weights.format import read_config
 from qkv.weights.rules import Tie, match
 

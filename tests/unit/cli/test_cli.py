@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import resource
@@ -17,6 +19,7 @@ import torch
 sys.path.append(str(Path(__file__).parents[1] / "train"))
 from words import write_task
 
+from qkv.cli import main
 from qkv.text.tokeniser import train_tokeniser
 from qkv.train import fit, read_recipe
 from qkv.weights.file import load_tensors, save_tensors
@@ -33,6 +36,24 @@ def home(tmp_path_factory):
 
 
 def qkv(*words: object, cwd: Path | None = None, stdin: str | None = None, **options: object):
+    """The command in this process, which has torch at hand; in one of its own where the system is to interfere."""
+    if options:
+        return in_a_process(*words, cwd=cwd, stdin=stdin, **options)
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        patch.setattr(sys, "argv", ["qkv", *map(str, words)])
+        patch.setattr(sys, "stdin", io.StringIO(stdin or ""))
+        patch.setenv("COLUMNS", "200")
+        if cwd is not None:
+            patch.chdir(cwd)
+        try:
+            main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+    return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
+
+
+def in_a_process(*words: object, cwd: Path | None = None, stdin: str | None = None, **options: object):
     command = [sys.executable, "-m", "qkv.cli", *map(str, words)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
     return subprocess.run(

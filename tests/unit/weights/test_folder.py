@@ -12,10 +12,11 @@ from qkv import families
 from qkv.errors import InputError
 from qkv.files import write_whole
 from qkv.nn import build
+from qkv.nn.model import hollow
 from qkv.text.tokeniser import train_tokeniser
 from qkv.weights import Loaded, load, save
 from qkv.weights.file import average, load_tensors, save_tensors
-from qkv.weights.folder import hollow, state
+from qkv.weights.folder import state
 
 sys.path.append(str(Path(__file__).parents[1] / "decode"))
 from writers import sources, tiny
