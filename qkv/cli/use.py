@@ -67,11 +67,11 @@ def predict(
     )
     inputs = _inputs(texts or [], file)
     loaded = load_model(model, device)
-    head = loaded.model.spec.head
-    show = _Lines(as_json, best > 1 or scores, labels=head is not None and head.kind != "lm")
+    s = loaded.model.spec
+    show = _Lines(as_json, best > 1 or scores, judges=s.decoder is None or (s.head is not None and s.head.kind != "lm"))
 
     def given(text: str) -> str | tuple[str, ...]:
-        return tuple(text.split("\t")) if show.labels and "\t" in text else text
+        return tuple(text.split("\t")) if show.judges and "\t" in text else text
 
     if inputs is None:
         _prompt(lambda text: show(text, outputs(loaded, [given(text)], how)[0]))
@@ -87,7 +87,7 @@ class _Lines:
 
     as_json: bool
     scored: bool
-    labels: bool  # what is said is a choice among few: its chance is worth reading as a probability
+    judges: bool  # the model writes nothing of its own: the chance of what it says is worth reading as a probability
 
     def __call__(self, text: str, found: list[Any]) -> list[str]:
         if self.as_json:
@@ -97,7 +97,7 @@ class _Lines:
         return [f"{text}\t{self._score(p.score)}\t{p.text}" for p in found]
 
     def _score(self, score: float) -> str:
-        return f"{math.exp(score) if self.labels and score <= 0 else score:.4f}"
+        return f"{math.exp(score) if self.judges and score <= 0 else score:.4f}"
 
 
 def embed(

@@ -41,7 +41,7 @@ def framed(
     loaded: Loaded, inputs: Sequence[Text], places: Sequence[str], how: Decoding, *, special: bool = False
 ) -> list[Framed]:
     """Inputs in the model's template; an empty or too long one is refused by its place, or cut as the user chose."""
-    longest = _longest(loaded.model.spec)
+    longest = input_length(loaded.model.spec)
     found = tokeniser_of(loaded).frame_batch(list(inputs), special=special)
     for i, (frame, where) in enumerate(zip(found, places, strict=True)):
         if all(part is None for part in frame.parts):
@@ -85,7 +85,8 @@ def shifted(source: Ragged, start: int) -> Ragged:
     return source.like(values)
 
 
-def _longest(s: spec.Model) -> int:
+def input_length(s: spec.Model) -> int:
+    """How many tokens a model reads at most."""
     embed = s.source if s.source is not None else s.target
     assert embed is not None  # every shell has one
     return embed.length

@@ -9,7 +9,7 @@ import torch
 
 from qkv.data.batches import evaluation_batches
 from qkv.decode.beam import beam
-from qkv.decode.frames import framed, tokeniser_of
+from qkv.decode.frames import framed, input_length, tokeniser_of
 from qkv.decode.judge import Given, judge
 from qkv.decode.settings import Decoding, Prediction, check_search
 from qkv.decode.write import Hypothesis, Writer, greedy, sample
@@ -96,7 +96,7 @@ def predict(
 def _written(loaded: Loaded, texts: Sequence[str], how: Decoding, places: Sequence[str]) -> list[list[Prediction]]:
     model, target = loaded.model, loaded.target
     assert not isinstance(model, Encoder)
-    ids = _sequences(loaded, texts, places, how)
+    ids = sequences(loaded, texts, places, how)
     assert target is not None  # a model that came with one tokeniser came with both
     out: list[list[Prediction]] = [[] for _ in texts]
     budget = max(1, how.batch_tokens // max(how.beams, how.best))
@@ -108,13 +108,14 @@ def _written(loaded: Loaded, texts: Sequence[str], how: Decoding, places: Sequen
     return out
 
 
-def _sequences(loaded: Loaded, texts: Sequence[str], places: Sequence[str], how: Decoding) -> list[list[int]]:
+def sequences(loaded: Loaded, texts: Sequence[str], places: Sequence[str], how: Decoding) -> list[list[int]]:
     """What the model reads of each text: in its checkpoint's template, or, trained here, closed by the end token."""
     model, tokeniser = loaded.model, tokeniser_of(loaded)
     if not tokeniser.ours:
         return [frame.ids for frame in framed(loaded, texts, places, how)]
-    longest = model.spec.source.length if model.spec.source is not None else 0
-    return [[*ids, model.spec.end] for ids in source_ids(tokeniser, texts, places, longest - 1, how)]
+    closing = [model.spec.end] if isinstance(model, EncoderDecoder) else []  # a prompt is to be gone on from
+    longest = input_length(model.spec) - len(closing)
+    return [[*ids, *closing] for ids in source_ids(tokeniser, texts, places, longest, how)]
 
 
 @contextmanager

@@ -178,9 +178,9 @@ def _parameters(model: spec.Model) -> dict[str, int]:
 
 def _part(name: str, model: spec.Model) -> str:
     """`decoder.blocks.0.cross.q` -> decoder cross-attention"""
-    side, inner = [word for word in name.split(".") if word != "blocks" and not word.isdigit()][:2]
+    side, inner = [*(word for word in name.split(".") if word != "blocks" and not word.isdigit()), ""][:2]
     if side not in ("encoder", "decoder"):
-        return "head" if side == "head" else f"{side} embedding"
+        return "head" if side in ("head", "beside") else f"{side} embedding"
     if side == "decoder" and inner == "attention" and isinstance(model.decoder, spec.RecurrentDecoder):
         inner = "cross"  # a recurrent decoder looks at the encoder only
     return f"{side} norms" if inner.startswith("around_") else f"{side} {_PARTS.get(inner, inner)}"

@@ -8,13 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from qkv.data.batches import EncodedPairs
 from qkv.decode import Decoding, predict
-from qkv.decode.predict import evaluating, source_ids
+from qkv.decode.predict import evaluating, sequences
 from qkv.errors import InputError, nearest
 from qkv.look.capture import attentions, capture
-from qkv.nn import EncoderDecoder
-from qkv.objectives.seq2seq import inputs
+from qkv.nn import EncoderDecoder, Ragged
 from qkv.weights import Loaded
 
 
@@ -38,21 +36,21 @@ def alignments(
     """One a text, for the model's own output or for given targets; `layer` None: the last that looks at the source."""
     model, source, target = loaded.model, loaded.source, loaded.target
     how = how or Decoding()
-    if not isinstance(model, EncoderDecoder) or model.spec.source is None:
+    if source is None or target is None:
+        raise InputError(f"this {model.spec.family} came without a tokeniser, so it cannot read text")
+    if not isinstance(model, EncoderDecoder):
         raise InputError(f"a {model.spec.family} of this shape has no output to align; this needs an encoder-decoder")
     name = _layer(model, layer)
     if targets is None:
         targets = [rows[0].text for rows in predict(loaded, texts, how)]
-    places = [f"'{text}'" for text in texts]
-    ids = source_ids(source, texts, places, model.spec.source.length - 1, how)
-    pairs = EncodedPairs(ids, target.encode_batch(list(targets)))
-    batch = inputs(pairs.take(range(len(pairs))), start=model.spec.start, end=model.spec.end, device=model.device)
+    ids = sequences(loaded, texts, [f"'{text}'" for text in texts], how)
+    said = target.encode_batch(list(targets))
+    read = Ragged.pack([torch.tensor(row) for row in ids]).to(model.device)
+    written = Ragged.pack([torch.tensor([model.spec.start, *row]) for row in said]).to(model.device)
     with evaluating(model), torch.no_grad(), capture(model, layers=[name]) as maps:
-        model(batch.source, batch.target)
-    end = target.tokens([model.spec.end])
-    across = [source.tokens(i) + end for i in ids]
-    down = [target.tokens(i) + end for i in target.encode_batch(list(targets))]
-    return [Alignment(*parts, name) for parts in zip(maps[name], across, down, strict=True)]
+        model(read, written)
+    down = [target.tokens([*row, model.spec.end]) for row in said]
+    return [Alignment(*parts, name) for parts in zip(maps[name], map(source.tokens, ids), down, strict=True)]
 
 
 def _layer(model: EncoderDecoder, layer: str | None) -> str:

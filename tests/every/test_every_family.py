@@ -12,6 +12,8 @@ from torch import Tensor
 
 from qkv.errors import InputError
 from qkv.families import family
+from qkv.look.cost import cost
+from qkv.nn import build
 from qkv.nn.attention import Attention
 from qkv.spec import from_json, to_json
 from qkv.weights import Loaded, load, save
@@ -187,3 +189,12 @@ def test_a_folder_of_ours_gives_the_model_back_as_it_was(case: Case, tmp_path: P
     before, after = state(model), state(again)
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@law(CASES)
+def test_the_cost_counts_every_parameter_once(case: Case) -> None:
+    model = case.spec()
+    lengths = {"source_length": min(5, model.source.length) if model.source else 0, "target_length": 4}
+    counted = cost(model, **lengths)
+    assert counted.parameters["total"] == sum(p.numel() for p in build(model).parameters())
+    assert sum(counted.linear.values()) > 0
