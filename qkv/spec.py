@@ -204,6 +204,7 @@ class Head:
     scale: float = 1.0  # of what comes in
     offset: bool = False  # a fixed vector is added to the logits; no parameter
     dropout: float = 0.0
+    dropout_first: bool = False  # before the dense layer as well (RoBERTa's, BART's and T5's classifiers)
     labels: tuple[str, ...] = ()  # the outputs' names
 
     @property

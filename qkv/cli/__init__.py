@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 
@@ -29,6 +30,20 @@ for name, command in {
     app.command(name)(command)
 app.add_typer(tokenizer.app, name="tokenizer")
 app.add_typer(data.app, name="data")
+
+
+@app.callback(invoke_without_command=True)
+def about(
+    version: Annotated[bool, typer.Option("--version", help="The version, and torch's.", is_eager=True)] = False,
+) -> None:
+    if version:
+        import torch
+
+        from qkv import __version__
+
+        print(f"qkv {__version__}, torch {torch.__version__}")
+        raise typer.Exit
+
 
 _INTERRUPTED = 130  # what shells give for Ctrl-C
 _STOPPED = "qkv: stopped; a training run goes on from its last checkpoint when the same command is given again"

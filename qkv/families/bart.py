@@ -58,11 +58,11 @@ def spec(
 ) -> s.Model:
     """An encoder-decoder under one of its heads; `body` is none."""
     plain = transformer.spec(shape, source=source, target=target, start=start, end=end)
-    width, classify = shape.width, {"pool": "last", "dense": "tanh", "dropout": shape.head_dropout}
+    dropped = {"dropout": shape.head_dropout, "dropout_first": True}
     heads = {
         "generation": s.replace(plain.head, offset=True),
-        "sequence": s.label_head("sequence", width, labels, **classify),
-        "span": s.label_head("span", width, labels),
+        "sequence": s.label_head("sequence", shape.width, labels, pool="last", dense="tanh", **dropped),
+        "span": s.label_head("span", shape.width, labels),
     }
     fields = {"scale": shape.scale, "padding": pad, "norm": s.Norm() if shape.embedding_norm else None}
     fields["offset"] = 2 if shape.position == "learned" else 0

@@ -37,6 +37,7 @@ def heads(shape: Shape, source: int, labels: tuple[str, ...]) -> dict[str, s.Hea
     del made["next_sentence"]
     return made | {
         "masked_lm": s.replace(made["masked_lm"], dense="gelu"),
+        "sequence": s.replace(made["sequence"], dropout_first=True),
         "choice": s.replace(made["choice"], dropout=shape.dropout),
     }
 

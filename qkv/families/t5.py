@@ -113,7 +113,9 @@ def _heads(shape: Shape, target: int, labels: tuple[str, ...]) -> dict[str, s.He
     scale = width**-0.5 if shape.scale is None else shape.scale
     return {
         "generation": s.Head(kind="lm", width=width, outputs=target, tied=shape.tied, scale=scale),
-        "sequence": s.label_head("sequence", width, labels, pool="last", dense="tanh", dropout=drop),
+        "sequence": s.label_head(
+            "sequence", width, labels, pool="last", dense="tanh", dropout=drop, dropout_first=True
+        ),
         "token": s.label_head("token", width, labels, dropout=drop),
         "span": s.label_head("span", width, labels),
     }

@@ -51,14 +51,17 @@ class Head(nn.Module):
     def forward(self, hidden: Ragged | Tensor) -> Tensor:
         """All hidden states, or rows that somebody chose: logits of those.  # [T or B or R, outputs]"""
         x = hidden if isinstance(hidden, Tensor) else self.read(hidden)
+        drop = self.spec.dropout if self.training else 0.0
+        if drop and self.spec.dropout_first:
+            x = dropout(x, drop)
         if self.dense is not None and self.spec.dense is not None:
             x = ACTIVATIONS[self.spec.dense](self.dense(x))
         if self.norm is not None:
             x = self.norm(x)
         if self.linear is None:
             return x
-        if self.training and self.spec.dropout:
-            x = dropout(x, self.spec.dropout)
+        if drop:
+            x = dropout(x, drop)
         logits: Tensor = self.linear(x if self.spec.scale == 1.0 else x * self.spec.scale)
         return logits if self.offset is None else logits + self.offset
 

@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from qkv import spec
 from qkv.errors import InputError
 from qkv.nn.attention import Attention
 from qkv.nn.embed import Embed, Patches
 from qkv.nn.heads import Head
-from qkv.nn.position import Learned, Relative, Sinusoid
+from qkv.nn.position import Learned, Relative
 from qkv.nn.ragged import Ragged
 from qkv.nn.recurrent import Recurrent, RecurrentDecoder, RecurrentState
 from qkv.nn.stack import Encoded, Stack, StackState
@@ -218,24 +219,22 @@ def build(s: spec.Model) -> Encoder | Decoder | EncoderDecoder:
     return model
 
 
-_DRAWS = ("kaiming_uniform_", "normal_", "ones_", "trunc_normal_", "uniform_", "xavier_uniform_", "zeros_")
-
-
 def hollow(s: spec.Model) -> Encoder | Decoder | EncoderDecoder:
     """A model with shapes and no memory: nothing is drawn at random only to be thrown away."""
-    kept = {name: getattr(nn.init, name) for name in _DRAWS}
-    try:
-        for name in _DRAWS:  # on a device without memory these do nothing, slowly
-            setattr(nn.init, name, lambda tensor, *_, **__: tensor)
-        with torch.device("meta"):
-            model = build(s)
-    finally:
-        for name, draw in kept.items():
-            setattr(nn.init, name, draw)
-    for module in model.modules():
-        if isinstance(module, Sinusoid):
-            module.fill()
-    return model
+    with torch.device("meta"), _Undrawn():
+        return build(s)
+
+
+class _Undrawn(TorchFunctionMode):
+    """Leaves tensors without memory alone: changing them in place does nothing, and takes torch a while."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name.endswith("_") and not name.startswith("_") and name != "requires_grad_":
+            changed = args[0] if args else (kwargs or {}).get("tensor")
+            if isinstance(changed, Tensor) and changed.is_meta:
+                return changed
+        return func(*args, **(kwargs or {}))
 
 
 def initialise(s: spec.Model, modules: Iterable[nn.Module]) -> None:

@@ -13,8 +13,10 @@ from qkv.errors import InputError
 
 def sinusoids(length: int, width: int, base: float = 10000.0) -> Tensor:
     """PE(t, 2i) = sin(t / base^(2i/width)), PE(t, 2i + 1) = cos(t / base^(2i/width)).  # [length, width]"""
-    even = torch.arange(0, width, 2, dtype=torch.float64)
-    angles = torch.arange(length, dtype=torch.float64)[:, None] / base ** (even / width)  # [length, ceil(width / 2)]
+    # on the CPU whatever the device in force: a model that is built without memory needs its table all the same
+    even = torch.arange(0, width, 2, dtype=torch.float64, device="cpu")
+    places = torch.arange(length, dtype=torch.float64, device="cpu")[:, None]
+    angles = places / base ** (even / width)  # [length, ceil(width / 2)]
     table = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[:, :width]
     return table.float()
 
@@ -32,12 +34,8 @@ class Sinusoid(nn.Module):
 
     def __init__(self, length: int, width: int, in_halves: bool = False):
         super().__init__()
-        self.shape, self.make = (length, width), halves if in_halves else sinusoids
-        self.register_buffer("table", self.make(length, width), persistent=False)
-
-    def fill(self) -> None:
-        """Makes the table again where a model was built without memory of its own."""
-        self.table = self.make(*self.shape)
+        table = halves(length, width) if in_halves else sinusoids(length, width)
+        self.register_buffer("table", table, persistent=False)
 
     def forward(self, positions: Tensor) -> Tensor:
         return self.table[positions]  # [T, width]
