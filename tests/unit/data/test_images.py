@@ -203,10 +203,10 @@ def test_an_old_extractor_and_options_that_say_nothing_are_taken(tmp_path: Path)
 )
 def test_an_option_that_we_do_not_have_is_refused_by_name(options: dict[str, Any], said: str, tmp_path: Path) -> None:
     (tmp_path / PREPROCESSOR).write_text(json.dumps(options))
-    refused(rf"{PREPROCESSOR}: .*{said}", lambda: Images.load(tmp_path / PREPROCESSOR))
+    must_refuse(rf"{PREPROCESSOR}: .*{said}", lambda: Images.load(tmp_path / PREPROCESSOR))
 
 
-def refused(said: str, act: Any) -> None:
+def must_refuse(said: str, act: Any) -> None:
     with pytest.raises(InputError, match=said) as error:
         act()
     assert "\n" not in str(error.value)
@@ -215,8 +215,8 @@ def refused(said: str, act: Any) -> None:
 @pytest.mark.parametrize("written", [b"{", b"[]", b"\xff\xfe{"], ids=["broken", "a list", "not text"])
 def test_a_file_that_is_no_json_object_is_refused(written: bytes, tmp_path: Path) -> None:
     (tmp_path / PREPROCESSOR).write_bytes(written)
-    refused(PREPROCESSOR, lambda: Images.load(tmp_path / PREPROCESSOR))
-    refused("cannot be read", lambda: Images.load(tmp_path / "none.json"))
+    must_refuse(PREPROCESSOR, lambda: Images.load(tmp_path / PREPROCESSOR))
+    must_refuse("cannot be read", lambda: Images.load(tmp_path / "none.json"))
 
 
 # ---- bad pictures ---------------------------------------------------------------------------------------------------
@@ -225,10 +225,10 @@ def test_a_file_that_is_no_json_object_is_refused(written: bytes, tmp_path: Path
 def test_what_is_no_picture_is_refused_by_its_name(tmp_path: Path) -> None:
     (tmp_path / "words.jpg").write_text("no picture")
     (tmp_path / "empty.png").write_bytes(b"")
-    refused("words.jpg: not a picture", lambda: Images().read(tmp_path / "words.jpg"))
-    refused("empty.png: not a picture", lambda: Images().read(str(tmp_path / "empty.png")))
-    refused("none.png: cannot be read .No such file", lambda: Images().read(tmp_path / "none.png"))
-    refused("cannot be read", lambda: Images().read(tmp_path))
+    must_refuse("words.jpg: not a picture", lambda: Images().read(tmp_path / "words.jpg"))
+    must_refuse("empty.png: not a picture", lambda: Images().read(str(tmp_path / "empty.png")))
+    must_refuse("none.png: cannot be read .No such file", lambda: Images().read(tmp_path / "none.png"))
+    must_refuse("cannot be read", lambda: Images().read(tmp_path))
 
 
 @pytest.mark.parametrize("kind", ["png", "jpg", "gif", "bmp", "tiff", "webp"])
@@ -237,7 +237,7 @@ def test_a_truncated_file_is_refused_by_its_name(kind: str, kept: float, tmp_pat
     path = tmp_path / f"cut.{kind}"
     Image.fromarray(pixels(64, 64, 3)).save(path)
     path.write_bytes(path.read_bytes()[: int(kept * path.stat().st_size)])
-    refused(rf"cut.{kind}: (not a|a broken) picture", lambda: Images().read(path))
+    must_refuse(rf"cut.{kind}: (not a|a broken) picture", lambda: Images().read(path))
 
 
 def test_a_broken_file_that_somebody_opened_is_refused_too(tmp_path: Path) -> None:
@@ -245,7 +245,7 @@ def test_a_broken_file_that_somebody_opened_is_refused_too(tmp_path: Path) -> No
     Image.fromarray(pixels(64, 64, 3)).save(path)
     path.write_bytes(path.read_bytes()[:4000])
     with Image.open(path) as picture:
-        refused("the picture: a broken picture", lambda: Images().read(picture))
+        must_refuse("the picture: a broken picture", lambda: Images().read(picture))
 
 
 @pytest.mark.parametrize(
@@ -259,20 +259,20 @@ def test_a_broken_file_that_somebody_opened_is_refused_too(tmp_path: Path) -> No
     ids=["two channels", "a line", "nothing", "a batch"],
 )
 def test_an_array_of_another_shape_is_refused(array: np.ndarray) -> None:
-    refused("is no picture: give .H, W., .H, W, C. or .C, H, W.", lambda: Images().read(array))
+    must_refuse("is no picture: give .H, W., .H, W, C. or .C, H, W.", lambda: Images().read(array))
 
 
 def test_numbers_that_are_no_bytes_are_refused() -> None:
-    refused("an array of float64 is no picture", lambda: Images().read(np.random.rand(4, 5, 3)))
-    refused("an array of int64 is no picture", lambda: Images().read(np.full((4, 5, 3), 256)))
+    must_refuse("an array of float64 is no picture", lambda: Images().read(np.random.rand(4, 5, 3)))
+    must_refuse("an array of int64 is no picture", lambda: Images().read(np.full((4, 5, 3), 256)))
     assert Images().read(np.full((4, 5, 3), 255)).max() == 1
 
 
 def test_a_picture_without_pixels_is_refused() -> None:
-    refused("has no pixels", lambda: Images(size=9).read(Image.new("RGB", (0, 4))))
+    must_refuse("has no pixels", lambda: Images(size=9).read(Image.new("RGB", (0, 4))))
 
 
 def test_channels_that_fit_no_means_are_refused(tmp_path: Path) -> None:
     Image.fromarray(pixels(9, 9, 1)).save(tmp_path / "grey.png")
     grey = Images(mean=(0.5,), deviation=(0.5,))
-    refused("grey.png: has 3 channels and .* has means for 1", lambda: grey.read(tmp_path / "grey.png"))
+    must_refuse("grey.png: has 3 channels and .* has means for 1", lambda: grey.read(tmp_path / "grey.png"))

@@ -5,16 +5,15 @@ That the ids are transformers' own is in tests/parity/test_parity_tokeniser.py.
 
 from __future__ import annotations
 
-import io
 import json
 import pickle
 import re
-import struct
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from tokeniser_folders import BERT, bert, bpe, field, must_refuse, pieces, put, read, spm, varint
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from qkv import families
@@ -22,67 +21,7 @@ from qkv.errors import InputError
 from qkv.families import bart, gpt2, t5
 from qkv.text.engine import Framed
 from qkv.text.huggingface import read_tokeniser, read_tokenisers, write_tokenisers
-from qkv.text.template import Template
 from qkv.text.tokeniser import Tokeniser, train_tokeniser
-
-BERT = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "##s", "sat", "mask", "[", "]"]
-BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
-
-
-def put(folder: Path, **tables: object) -> Path:
-    for name, table in tables.items():
-        (folder / f"{name}.json").write_text(json.dumps(table), encoding="utf-8")
-    return folder
-
-
-def bert(folder: Path, words: list[str] = BERT, **options: object) -> Path:
-    (folder / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
-    return put(folder, tokenizer_config=options) if options else folder
-
-
-def bpe(folder: Path, specials: list[str], merges: str = "#version: 0.2\nt h\nth e\n", *more: str) -> Path:
-    names = [*specials, *BYTES, "th", "the", *more]
-    (folder / "merges.txt").write_text(merges, encoding="utf-8")
-    return put(folder, vocab={name: number for number, name in enumerate(names)})
-
-
-def varint(number: int) -> bytes:
-    low, high = number & 0x7F, number >> 7
-    return bytes([low | 0x80]) + varint(high) if high else bytes([low])
-
-
-def field(number: int, content: bytes) -> bytes:
-    return varint(number << 3 | 2) + varint(len(content)) + content
-
-
-def spm(*pieces: tuple[str, float, int], kind: int = 1, charsmap: bytes = b"") -> bytes:
-    """A SentencePiece model, field by field."""
-    start = [("<pad>", 0.0, 3), ("</s>", 0.0, 3), ("<unk>", 0.0, 2)]
-    written = b""
-    for text, score, sort in (*start, *pieces):
-        number = varint(2 << 3 | 5) + struct.pack("<f", score)
-        written += field(1, field(1, text.encode()) + number + varint(3 << 3) + varint(sort))
-    return written + field(2, varint(3 << 3) + varint(kind)) + field(3, field(2, charsmap))
-
-
-def pieces(folder: Path, content: bytes | None = None) -> Path:
-    letters = [("▁", -3.0, 1), ("▁the", -2.0, 1), *((letter, -5.0, 1) for letter in "thecasx</>")]
-    (folder / "spiece.model").write_bytes(spm(*letters) if content is None else content)
-    return folder
-
-
-def read(folder: Path, template: Template | None = None) -> Tokeniser:
-    found = read_tokenisers(folder, template, families.templates())
-    assert found is not None
-    assert found[0] is found[1]
-    return found[0]
-
-
-def refused(folder: Path, complaint: str, template: Template | None = None) -> None:
-    with pytest.raises(InputError, match=complaint) as problem:
-        read_tokenisers(folder, template, families.templates())
-    assert "\n" not in str(problem.value)
-    assert str(folder) in str(problem.value)
 
 
 def test_a_folder_without_a_tokeniser_has_none(tmp_path: Path) -> None:
@@ -173,7 +112,7 @@ def test_a_family_with_another_familys_class_is_cut_as_the_class_cuts(tmp_path: 
     tokeniser = read(bert(tmp_path, tokenizer_class="BertTokenizer"), gpt2.TEMPLATE)
     assert tokeniser.frame("The cats").ids == [2, 5, 6, 7, 3]
     (tmp_path / "tokenizer_config.json").unlink()
-    refused(tmp_path, "vocab.txt: cannot be read for a family of kind 'byte_bpe'", gpt2.TEMPLATE)
+    must_refuse(tmp_path, "vocab.txt: cannot be read for a family of kind 'byte_bpe'", gpt2.TEMPLATE)
 
 
 def test_files_without_a_family_are_read_by_one_who_knows_the_families_only(tmp_path: Path) -> None:
@@ -300,47 +239,47 @@ def test_two_different_tokenisers_do_not_fit_one_folder(tmp_path: Path) -> None:
 
 
 def test_bad_vocabularies_of_bert_are_named(tmp_path: Path) -> None:
-    refused(bert(tmp_path, [*BERT, "cat"]), "vocab.txt: line 13 repeats 'cat' of line 7")
-    refused(bert(tmp_path, [word for word in BERT if word != "[UNK]"]), r"vocab.txt: has no '\[UNK\]'")
+    must_refuse(bert(tmp_path, [*BERT, "cat"]), "vocab.txt: line 13 repeats 'cat' of line 7")
+    must_refuse(bert(tmp_path, [word for word in BERT if word != "[UNK]"]), r"vocab.txt: has no '\[UNK\]'")
     (tmp_path / "vocab.txt").write_bytes(b"[PAD]\n\xff\xfe\n")
-    refused(tmp_path, "vocab.txt: not UTF-8")
+    must_refuse(tmp_path, "vocab.txt: not UTF-8")
 
 
 def test_bad_merges_are_named(tmp_path: Path) -> None:
-    refused(bpe(tmp_path, GPT2, "#version: 0.2\nt h\nq u\n"), "merges.txt: line 3 names 'qu'")
-    refused(bpe(tmp_path, GPT2, "t h e\n"), "merges.txt: line 1 is not two tokens")
-    refused(bpe(tmp_path, []), "vocab.json: its special tokens are those of no family here")
+    must_refuse(bpe(tmp_path, GPT2, "#version: 0.2\nt h\nq u\n"), "merges.txt: line 3 names 'qu'")
+    must_refuse(bpe(tmp_path, GPT2, "t h e\n"), "merges.txt: line 1 is not two tokens")
+    must_refuse(bpe(tmp_path, []), "vocab.json: its special tokens are those of no family here")
     put(tmp_path, vocab={"a": 0, "b": 0})
-    refused(tmp_path, "vocab.json: two tokens share an id")
+    must_refuse(tmp_path, "vocab.json: two tokens share an id")
     put(tmp_path, vocab=["a"])
-    refused(tmp_path, "vocab.json: not a table")
+    must_refuse(tmp_path, "vocab.json: not a table")
     (tmp_path / "merges.txt").unlink()
-    refused(tmp_path, "has vocab.json but no merges.txt")
+    must_refuse(tmp_path, "has vocab.json but no merges.txt")
 
 
 def test_bad_pieces_are_named(tmp_path: Path) -> None:
     content = spm(("a", -1.0, 1))
     settings = content.index(field(2, varint(3 << 3) + varint(1)))
     for end in (0, 3, settings // 2, settings, len(content) - 1):
-        refused(pieces(tmp_path, content[:end]), "spiece.model: .*copy it again")
-    refused(pieces(tmp_path, spm(kind=2)), "not a unigram one")
-    refused(pieces(tmp_path, spm(("<0x00>", 0.0, 6))), "single bytes")
-    refused(pieces(tmp_path, spm(charsmap=b"123")), "table of characters is damaged")
+        must_refuse(pieces(tmp_path, content[:end]), "spiece.model: .*copy it again")
+    must_refuse(pieces(tmp_path, spm(kind=2)), "not a unigram one")
+    must_refuse(pieces(tmp_path, spm(("<0x00>", 0.0, 6))), "single bytes")
+    must_refuse(pieces(tmp_path, spm(charsmap=b"123")), "table of characters is damaged")
     put(pieces(tmp_path), tokenizer_config={"extra_ids": -1})
-    refused(tmp_path, "'extra_ids' is -1")
+    must_refuse(tmp_path, "'extra_ids' is -1")
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"\xff", b'{"model": 3}'])
 def test_a_damaged_tokenizer_json_is_named(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes(content)
-    refused(tmp_path, "tokenizer.json: damaged")
+    must_refuse(tmp_path, "tokenizer.json: damaged")
 
 
 def test_a_damaged_table_of_characters_in_a_tokenizer_json_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(
         json.dumps({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "::"}, "model": {}}), encoding="utf-8"
     )
-    refused(tmp_path, "tokenizer.json: damaged")
+    must_refuse(tmp_path, "tokenizer.json: damaged")
 
 
 @pytest.mark.parametrize(
@@ -359,55 +298,8 @@ def test_a_damaged_table_of_characters_in_a_tokenizer_json_is_named(tmp_path: Pa
 def test_what_the_files_beside_a_vocabulary_say_wrong_is_named(
     tables: dict[str, object], complaint: str, tmp_path: Path
 ) -> None:
-    refused(put(bert(tmp_path), **tables), complaint)
+    must_refuse(put(bert(tmp_path), **tables), complaint)
 
 
 def test_a_vocabulary_of_another_kind_than_the_familys_is_refused(tmp_path: Path) -> None:
-    refused(bert(tmp_path), "vocab.txt: cannot be read for a family of kind 'unigram'", t5.TEMPLATE)
-
-
-def marian(folder: Path) -> Path:
-    sentencepiece = pytest.importorskip("sentencepiece")
-    names = ["</s>", "<unk>", ">>fra<<"]
-    for side in ("source", "target"):
-        model = io.BytesIO()
-        train = sentencepiece.SentencePieceTrainer.train
-        lines = iter(["the café garden in Zürich", "a garden in the night"] * 20)
-        train(sentence_iterator=lines, model_writer=model, vocab_size=60, hard_vocab_limit=False, minloglevel=2)
-        (folder / f"{side}.spm").write_bytes(model.getvalue())
-        found = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
-        names += [found.id_to_piece(number) for number in range(3, found.get_piece_size())]
-    return put(folder, vocab={name: number for number, name in enumerate([*dict.fromkeys(names), "<pad>"])})
-
-
-def test_marian_spans_are_the_words_that_a_person_would_mark(tmp_path: Path) -> None:
-    found = read_tokenisers(marian(tmp_path), None, families.templates())
-    assert found is not None
-    text = ">>fra<<  the  café 🙂 garden"
-    framed = found[0].frame(text, "Zürich")
-    spelled: dict[tuple[int, int], str] = {}
-    for (first, last), word, part in zip(framed.offsets, framed.words, framed.parts, strict=True):
-        if part is not None and word is not None:
-            spelled[part, word] = spelled.get((part, word), "") + (text, "Zürich")[part][first:last]
-    assert list(spelled.values()) == [">>fra<<", "the", "café", "🙂", "garden", "Zürich"]
-    assert (framed.ids[0], framed.ids[-1]) == (2, found[0].end)
-    assert (framed.parts[-1], framed.words[-1], framed.offsets[-1]) == (None, None, (0, 0))
-    assert found[0].unknown(text) == "🙂"
-    assert found[0].pieces("🙂")[-1] == "🙂"
-
-
-def test_marian_without_sentencepiece_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    marian(tmp_path)
-    monkeypatch.setitem(sys.modules, "sentencepiece", None)
-    refused(tmp_path, re.escape("source.spm: needs sentencepiece to be read; pip install 'qkv[sentencepiece]'"))
-
-
-def test_half_a_marian_folder_is_named(tmp_path: Path) -> None:
-    marian(tmp_path)
-    content = (tmp_path / "target.spm").read_bytes()
-    (tmp_path / "target.spm").write_bytes(content[: len(content) // 2])
-    refused(tmp_path, "target.spm: damaged")
-    (tmp_path / "target.spm").unlink()
-    refused(tmp_path, "but no target.spm")
-    (tmp_path / "target.spm").write_bytes(content)
-    refused(put(tmp_path, vocab={"<unk>": 0}), "vocab.json: has no '</s>'")
+    must_refuse(bert(tmp_path), "vocab.txt: cannot be read for a family of kind 'unigram'", t5.TEMPLATE)

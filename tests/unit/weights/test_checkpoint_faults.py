@@ -21,7 +21,7 @@ def folder(tmp_path: Path) -> Path:
     return checkpoint(tmp_path / "bert")
 
 
-def refused(folder: str | Path, *said: str, **options: Any) -> None:
+def must_refuse(folder: str | Path, *said: str, **options: Any) -> None:
     with pytest.raises(qkv.InputError) as found:
         qkv.load(folder, **options)
     message = str(found.value)
@@ -42,22 +42,22 @@ def rewrite(folder: Path, change: Any) -> None:
 
 def test_a_key_that_no_rule_takes(folder: Path) -> None:
     rewrite(folder, lambda t: t.update({"bert.encoder.layer.0.attention.self.alibi": torch.zeros(2)}))
-    refused(folder, "bert.encoder.layer.0.attention.self.alibi", "no rule")
+    must_refuse(folder, "bert.encoder.layer.0.attention.self.alibi", "no rule")
 
 
 def test_a_key_that_is_missing(folder: Path) -> None:
     rewrite(folder, lambda t: t.pop("bert.encoder.layer.1.output.dense.weight"))
-    refused(folder, "lacks 'encoder.blocks.1.feedforward.down.weight'")
+    must_refuse(folder, "lacks 'encoder.blocks.1.feedforward.down.weight'")
 
 
 def test_a_layer_more_than_the_config_says(folder: Path) -> None:
     change(folder, num_hidden_layers=1)
-    refused(folder, "holds 'encoder.blocks.1.")
+    must_refuse(folder, "holds 'encoder.blocks.1.")
 
 
 def test_a_shape_that_differs(folder: Path) -> None:
     change(folder, intermediate_size=17)
-    refused(folder, "feedforward.up.", "there and [17")
+    must_refuse(folder, "feedforward.up.", "there and [17")
 
 
 def test_a_missing_shard(folder: Path) -> None:
@@ -71,19 +71,19 @@ def test_a_missing_shard(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     assert qkv.load(folder).fresh == ()  # whole: the shards load
     (folder / "model-00002-of-00002.safetensors").unlink()
-    refused(folder, "model-00002-of-00002.safetensors", "shard is missing")
+    must_refuse(folder, "model-00002-of-00002.safetensors", "shard is missing")
 
 
 def test_a_shard_outside_the_folder(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../../etc/passwd"}}')
-    refused(folder, "no file beside it")
+    must_refuse(folder, "no file beside it")
 
 
 def test_an_index_without_a_map(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors.index.json").write_text("{}")
-    refused(folder, "weight_map")
+    must_refuse(folder, "weight_map")
 
 
 @pytest.mark.parametrize("value", ["mish", 3, None, [1]])
@@ -92,53 +92,53 @@ def test_an_activation_that_we_do_not_have(folder: Path, value: Any) -> None:
     if value is None:  # not said: theirs is gelu then
         assert qkv.load(folder).model.spec.encoder.block.feedforward.activation == "gelu"
     else:
-        refused(folder, "hidden_act", str(value))
+        must_refuse(folder, "hidden_act", str(value))
 
 
 def test_a_config_value_that_we_do_not_know(folder: Path) -> None:
     change(folder, position_embedding_type="relative_key")
-    refused(folder, "position_embedding_type", "relative_key")
+    must_refuse(folder, "position_embedding_type", "relative_key")
 
 
 @pytest.mark.parametrize("key", ["hidden_size", "num_hidden_layers", "layer_norm_eps", "tie_word_embeddings"])
 def test_a_config_value_of_the_wrong_kind(folder: Path, key: str) -> None:
     change(folder, **{key: "many"})
-    refused(folder, "config.json", "'many'")
+    must_refuse(folder, "config.json", "'many'")
 
 
 def test_a_width_that_the_heads_do_not_divide(folder: Path) -> None:
     change(folder, num_attention_heads=5)
-    refused(folder, "12", "5 heads")
+    must_refuse(folder, "12", "5 heads")
 
 
 def test_a_family_that_we_do_not_have(folder: Path) -> None:
     change(folder, model_type="mamba")
-    refused(folder, "model_type 'mamba'")
+    must_refuse(folder, "model_type 'mamba'")
 
 
 def test_an_architecture_that_we_do_not_have(folder: Path) -> None:
     change(folder, architectures=["BertLMHeadModel"])
-    refused(folder, "BertLMHeadModel")
+    must_refuse(folder, "BertLMHeadModel")
 
 
 def test_a_head_that_the_family_does_not_have(folder: Path) -> None:
-    refused(folder, "generation", head="generation")
+    must_refuse(folder, "generation", head="generation")
 
 
 def test_a_config_that_is_no_json(folder: Path) -> None:
     (folder / "config.json").write_text("{")
-    refused(folder, "config.json", "not JSON")
+    must_refuse(folder, "config.json", "not JSON")
 
 
 def test_no_weights_at_all(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
-    refused(folder, "has no weights")
+    must_refuse(folder, "has no weights")
 
 
 def test_a_truncated_weight_file(folder: Path) -> None:
     whole = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])
-    refused(folder, "model.safetensors", "damaged")
+    must_refuse(folder, "model.safetensors", "damaged")
 
 
 class Dangerous:
@@ -150,20 +150,20 @@ def test_a_pickle_with_code_in_it_is_not_run(folder: Path) -> None:
     Path("/tmp/qkv_pickle_ran").unlink(missing_ok=True)
     (folder / "model.safetensors").unlink()
     torch.save({"a": torch.zeros(1), "b": Dangerous()}, folder / "pytorch_model.bin")
-    refused(folder, "pytorch_model.bin", "can run code")
+    must_refuse(folder, "pytorch_model.bin", "can run code")
     assert not Path("/tmp/qkv_pickle_ran").exists()
 
 
 def test_a_pickle_of_something_else(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     torch.save({"epoch": 3}, folder / "pytorch_model.bin")
-    refused(folder, "pytorch_model.bin", "more than named tensors")
+    must_refuse(folder, "pytorch_model.bin", "more than named tensors")
 
 
 def test_an_empty_pickle(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     (folder / "pytorch_model.bin").write_bytes(b"")
-    refused(folder, "pytorch_model.bin", "damaged")
+    must_refuse(folder, "pytorch_model.bin", "damaged")
 
 
 @pytest.mark.parametrize("old", [True, False])
@@ -197,7 +197,7 @@ def test_a_checkpoint_in_half_precision_computes_in_float32(folder: Path) -> Non
 def test_a_name_that_nobody_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    refused("nobody/nothing", "nobody/nothing", "not in the Hugging Face cache")
+    must_refuse("nobody/nothing", "nobody/nothing", "not in the Hugging Face cache")
 
 
 def test_a_name_in_the_local_cache_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,4 +212,4 @@ def test_a_name_in_the_local_cache_loads(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_tokeniser_larger_than_the_embedding(folder: Path) -> None:
     with (folder / "vocab.txt").open("a") as file:
         file.write("more\n")
-    refused(folder, "has 16 tokens, the model 15")
+    must_refuse(folder, "has 16 tokens, the model 15")
