@@ -33,13 +33,13 @@ class Layout:
         self.total = sum(self.sizes)
         self.longest = max(self.sizes)
         lengths = torch.tensor(self.sizes, dtype=torch.long)
-        ends = lengths.cumsum(0)
-        starts = ends - lengths
-        place = torch.arange(self.total) - starts.repeat_interleave(lengths)
+        place = _places(lengths, self.total)
         self.host = lengths, place  # kept where they were made: asking the device for them would wait for it
         self.lengths = lengths.to(device)  # [B]
-        self.offsets = torch.cat([ends.new_zeros(1), ends]).to(torch.int32).to(device)  # [B + 1]
-        self.positions = place.to(device)  # [T] each token's place in its own sequence
+        ends = self.lengths.cumsum(0)
+        self.offsets = torch.cat([ends.new_zeros(1), ends]).to(torch.int32)  # [B + 1]
+        # [T] each token's place in its own sequence; made again there, for a large copy would wait for the device
+        self.positions = place if lengths.device == self.lengths.device else _places(self.lengths, self.total)
         self.plans: dict[Any, Any] = {}  # what kernels worked out about this layout, once for all layers
 
     def __len__(self) -> int:
@@ -77,6 +77,11 @@ class Layout:
             self.plans["time"] = TimeMajor(order.to(on), permutation.to(on), inverse.to(on), alive, order.tolist())
         found: TimeMajor = self.plans["time"]
         return found
+
+
+def _places(lengths: Tensor, total: int) -> Tensor:
+    starts = lengths.cumsum(0) - lengths
+    return torch.arange(total, device=lengths.device) - starts.repeat_interleave(lengths, output_size=total)
 
 
 @dataclass

@@ -67,7 +67,7 @@ def both(folder: Path, options: dict[str, Any]) -> tuple[Images, Any]:
     return Images.load(folder / PREPROCESSOR), transformers.ViTImageProcessorPil.from_pretrained(folder)
 
 
-def agree(images: Images, theirs: Any, ours: Any, given: Any = None) -> None:
+def must_agree(images: Images, theirs: Any, ours: Any, given: Any = None) -> None:
     found = images.read(ours)
     wanted = theirs(ours if given is None else given, return_tensors="pt").pixel_values[0]
     assert found.dtype == torch.float32
@@ -81,7 +81,7 @@ def test_files_of_every_mode_come_out_as_theirs(options: dict[str, Any], tmp_pat
     for name, picture in pictures():
         path = tmp_path / f"{name}.png"
         picture.save(path)
-        agree(images, theirs, path, str(path))
+        must_agree(images, theirs, path, str(path))
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
@@ -89,35 +89,35 @@ def test_pictures_and_arrays_come_out_as_theirs(options: dict[str, Any], tmp_pat
     images, theirs = both(tmp_path, options)
     for height, width in SHAPES[:-1]:
         array = pixels(height, width, 3)
-        agree(images, theirs, Image.fromarray(array))
-        agree(images, theirs, array)
-        agree(images, theirs, array.transpose(2, 0, 1))
-        agree(images, theirs, torch.from_numpy(array))
+        must_agree(images, theirs, Image.fromarray(array))
+        must_agree(images, theirs, array)
+        must_agree(images, theirs, array.transpose(2, 0, 1))
+        must_agree(images, theirs, torch.from_numpy(array))
 
 
 def test_conversion_to_rgb_lays_every_mode_on_white_as_theirs_does(tmp_path: Path) -> None:
     images, theirs = both(tmp_path, {"size": 19, "do_convert_rgb": True} | MEAN)
     for name, picture in pictures():
-        agree(images, theirs, picture)
+        must_agree(images, theirs, picture)
         if name.startswith("P"):
-            agree(images, theirs, seeing_through(picture))
+            must_agree(images, theirs, seeing_through(picture))
     for channels in (1, 3, 4):
-        agree(images, theirs, pixels(37, 53, channels).reshape(37, 53, channels))
+        must_agree(images, theirs, pixels(37, 53, channels).reshape(37, 53, channels))
     assert (images.read(Image.new("RGBA", (5, 6))) - images.read(Image.new("RGB", (5, 6), "white"))).abs().max() == 0
 
 
 def test_channels_stay_as_they_are_where_the_means_are_as_many(tmp_path: Path) -> None:
     grey, theirs = both(tmp_path, {"size": 19, "image_mean": [0.3], "image_std": [0.2]})
-    agree(grey, theirs, Image.fromarray(pixels(37, 53, 1)))
-    agree(grey, theirs, pixels(37, 53, 1)[None])
+    must_agree(grey, theirs, Image.fromarray(pixels(37, 53, 1)))
+    must_agree(grey, theirs, pixels(37, 53, 1)[None])
     four, theirs = both(tmp_path, {"size": 19, "image_mean": [0.3] * 4, "image_std": [0.2] * 4})
-    agree(four, theirs, Image.fromarray(pixels(37, 53, 4)))
+    must_agree(four, theirs, Image.fromarray(pixels(37, 53, 4)))
 
 
 def test_a_picture_whose_channels_do_not_fit_the_means_becomes_rgb_as_a_file_does(tmp_path: Path) -> None:
     images, theirs = both(tmp_path, {"size": 19})
     for _, picture in pictures():
-        agree(images, theirs, picture, picture.convert("RGB"))
+        must_agree(images, theirs, picture, picture.convert("RGB"))
 
 
 def test_a_file_is_turned_as_the_camera_says_and_a_jpeg_reads_as_theirs(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_a_file_is_turned_as_the_camera_says_and_a_jpeg_reads_as_theirs(tmp_path
         exif, path = Image.Exif(), tmp_path / f"{turn}.jpg"
         exif[0x0112] = turn
         Image.fromarray(pixels(37, 53, 3)).save(path, exif=exif)
-        agree(images, theirs, path, str(path))
+        must_agree(images, theirs, path, str(path))
     assert images.read(tmp_path / "6.jpg").shape == (3, 30, 21)
 
 
@@ -160,7 +160,7 @@ def test_what_was_read_from_no_file_is_written_so_that_it_reads_back(options: di
     again.save(tmp_path / PREPROCESSOR)
     assert Images.load(tmp_path / PREPROCESSOR) == read
     picture = pixels(37, 53, 3)
-    agree(read, transformers.ViTImageProcessorPil.from_pretrained(tmp_path), picture)
+    must_agree(read, transformers.ViTImageProcessorPil.from_pretrained(tmp_path), picture)
 
 
 def test_what_transformers_writes_reads_back(tmp_path: Path) -> None:
