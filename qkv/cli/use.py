@@ -16,6 +16,9 @@ from qkv.cli.options import Beams, Device, Json, Limit, ModelName, Penalty, TooL
 from qkv.errors import InputError
 
 Texts = Annotated[list[str] | None, typer.Argument(metavar="[TEXT]...", help="Inputs; - reads them from stdin.")]
+Special = Annotated[
+    bool, typer.Option("--special", help="Read special tokens in a text, such as T5's <extra_id_0>, as such.")
+]
 File = Annotated[Path | None, typer.Option("--file", "-f", help="One input a line.")]
 Word = Annotated[str, typer.Option(help="What stands for a word of several tokens: its first one, or their mean.")]
 
@@ -39,6 +42,7 @@ def predict(
     limit: Limit = None,
     too_long: TooLong = "refuse",
     unknown: Unknown = "refuse",
+    special: Special = False,
     word: Word = "first",
     device: Device = None,
 ) -> None:
@@ -64,11 +68,14 @@ def predict(
         too_long=one_of("--too-long", too_long, "refuse", "truncate"),
         unknown=one_of("--unknown", unknown, "refuse", "replace"),
         word=one_of("--word", word, "first", "mean"),
+        special=special,
     )
     inputs = _inputs(texts or [], file)
     loaded = load_model(model, device)
     s = loaded.model.spec
-    show = _Lines(as_json, best > 1 or scores, judges=s.decoder is None or (s.head is not None and s.head.kind != "lm"))
+    judges = s.decoder is None or (s.head is not None and s.head.kind != "lm")
+    measures = s.head is not None and s.head.kind == "sequence" and s.head.outputs == 1
+    show = _Lines(as_json, best > 1 or scores, judges=judges, measures=measures)
 
     def given(text: str) -> str | tuple[str, ...]:
         return tuple(text.split("\t")) if show.judges and "\t" in text else text
@@ -89,6 +96,8 @@ class _Lines:
     scored: bool
     judges: bool  # the model writes nothing of its own: the chance of what it says is worth reading as a probability
 
+    measures: bool  # what it says is a number, not a chance
+
     def __call__(self, text: str, found: list[Any]) -> list[str]:
         if self.as_json:
             return [json.dumps({"input": text, "predictions": [asdict(p) for p in found]}, ensure_ascii=False)]
@@ -97,7 +106,7 @@ class _Lines:
         return [f"{text}\t{self._score(p.score)}\t{p.text}" for p in found]
 
     def _score(self, score: float) -> str:
-        return f"{math.exp(score) if self.judges and score <= 0 else score:.4f}"
+        return f"{math.exp(score) if self.judges and not self.measures else score:.4f}"
 
 
 def embed(
@@ -109,6 +118,7 @@ def embed(
     ] = "mean",
     layers: Annotated[str, typer.Option(help="last; sum or join of the last four.")] = "last",
     unit: Annotated[bool, typer.Option("--unit", help="Vectors of length one.")] = False,
+    special: Special = False,
     word: Word = "first",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="A .npy file (a row a text) or .jsonl; by default stdout.")
@@ -126,7 +136,9 @@ def embed(
     if output is not None and output.suffix == ".npy" and pool in ("tokens", "words"):
         raise InputError("--output: texts have unequal numbers of tokens; write .jsonl, or choose --pool mean or first")
     how = Decoding(
-        too_long=one_of("--too-long", too_long, "refuse", "truncate"), word=one_of("--word", word, "first", "mean")
+        too_long=one_of("--too-long", too_long, "refuse", "truncate"),
+        word=one_of("--word", word, "first", "mean"),
+        special=special,
     )
     inputs = _inputs(texts or [], file)
     if inputs is None:
@@ -166,6 +178,7 @@ def _write_array(output: Path, vectors: list[Any]) -> None:
 def _inputs(texts: list[str], file: Path | None) -> list[tuple[str, str]] | None:
     """Each input with its place; None: ask at a prompt."""
     from qkv.data.readers import read_sources
+    from qkv.decode.frames import place_of
 
     if file is not None and texts:
         raise InputError("give TEXT or --file, not both")
@@ -174,7 +187,7 @@ def _inputs(texts: list[str], file: Path | None) -> list[tuple[str, str]] | None
     if texts == ["-"] or (not texts and not sys.stdin.isatty()):
         lines = sys.stdin.read().removesuffix("\n").split("\n")
         return [(line.removesuffix("\r"), f"stdin:{number}") for number, line in enumerate(lines, 1)]
-    return [(text, f"'{text}'") for text in texts] if texts else None
+    return [(text, place_of(text)) for text in texts] if texts else None
 
 
 def _prompt(answer: Any) -> None:

@@ -8,7 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from qkv.decode.frames import Packed, Text, batches, framed
+from qkv.decode.frames import Packed, Text, batches, framed, place_of
+from qkv.decode.predict import evaluating
 from qkv.decode.settings import Decoding, check
 from qkv.errors import InputError
 from qkv.nn import Decoder, Encoder
@@ -43,18 +44,15 @@ def embed(
             raise InputError(f"{name} is {' or '.join(known.__args__)}, not '{value}'")  # type: ignore[attr-defined]
     how = how or Decoding()
     check(how)
-    frames = framed(loaded, texts, places or [f"'{text}'" for text in texts], how)
+    frames = framed(loaded, texts, places or [place_of(text) for text in texts], how)
     out: list[Tensor] = [torch.empty(0)] * len(frames)
-    was_training = loaded.model.training
-    loaded.model.eval()
-    for batch in batches(loaded, frames, how.batch_tokens):
-        hidden = batch.source.like(_features(loaded, batch, layers).float())
-        if pool == "words":
-            hidden = by_word(hidden, [frames[i].words for i in batch.rows], how.word)
-        found = _pooled(hidden, pool)
-        for row, vectors in zip(batch.rows, found, strict=True):
-            out[row] = (torch.nn.functional.normalize(vectors, dim=-1) if unit else vectors).cpu()
-    loaded.model.train(was_training)
+    with evaluating(loaded.model):
+        for batch in batches(loaded, frames, how.batch_tokens):
+            hidden = batch.source.like(_features(loaded, batch, layers).float())
+            if pool == "words":
+                hidden = by_word(hidden, [frames[i].words for i in batch.rows], how.word)
+            for row, vectors in zip(batch.rows, _pooled(hidden, pool), strict=True):
+                out[row] = (torch.nn.functional.normalize(vectors, dim=-1) if unit else vectors).cpu()
     return out
 
 

@@ -18,6 +18,7 @@ from qkv.text.engine import Framed
 from qkv.text.tokeniser import Tokeniser
 from qkv.weights import Loaded
 
+_SHOWN = 60  # characters of an input that a message repeats
 Text = str | tuple[str, str]  # a text, or two that belong together
 
 
@@ -42,7 +43,7 @@ def framed(
 ) -> list[Framed]:
     """Inputs in the model's template; an empty or too long one is refused by its place, or cut as the user chose."""
     longest = input_length(loaded.model.spec)
-    found = tokeniser_of(loaded).frame_batch(list(inputs), special=special)
+    found = tokeniser_of(loaded).frame_batch(list(inputs), special=special or how.special)
     for i, (frame, where) in enumerate(zip(found, places, strict=True)):
         if all(part is None for part in frame.parts):
             raise InputError(f"{where}: is empty; give some text")
@@ -97,10 +98,20 @@ def _shortened(frame: Framed, longest: int) -> Framed:
     over = len(frame.ids) - longest
     if over <= 0:
         return frame
-    kept = list(range(len(frame.ids)))
+    sizes = [frame.parts.count(0), frame.parts.count(1)]
     for _ in range(over):
-        sizes = [sum(frame.parts[i] == part for i in kept) for part in (0, 1)]
-        part = 0 if sizes[0] >= sizes[1] else 1
-        kept.remove(max(i for i in kept if frame.parts[i] == part))
+        sizes[0 if sizes[0] >= sizes[1] else 1] -= 1
+    kept, left = [], list(sizes)
+    for i, part in enumerate(frame.parts):
+        if part is None or left[part] > 0:
+            kept.append(i)
+        if part is not None:
+            left[part] -= 1
     lists = {name: [getattr(frame, name)[i] for i in kept] for name in ("ids", "segments", "offsets", "words", "parts")}
     return replace(frame, **lists)
+
+
+def place_of(given: object) -> str:
+    """How an input is named in a message: by its beginning."""
+    text = str(given)
+    return f"'{text}'" if len(text) <= _SHOWN else f"'{text[:_SHOWN]}…'"

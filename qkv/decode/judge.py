@@ -49,14 +49,15 @@ def _fill(loaded: Loaded, inputs: Sequence[Given], how: Decoding, places: Sequen
 
     def fill(batch: Packed, hidden: Tensor) -> list[list[Prediction]]:
         at = (batch.source.values == tokeniser.mask).nonzero().flatten()
-        scores, tokens = _log_softmax(loaded, hidden[at]).topk(how.best)  # [masks, best]
+        chances = _log_softmax(loaded, hidden[at])
+        scores, tokens = chances.topk(min(how.best, chances.shape[-1]))  # [masks, best]
         out, done = [], 0
         for row in batch.rows:
             places_in = [i for i, token in enumerate(frames[row].ids) if token == tokeniser.mask]
             mine = slice(done, done + len(places_in))
             done += len(places_in)
             filled = []
-            for rank in range(how.best):
+            for rank in range(scores.shape[1]):
                 ids = list(frames[row].ids)
                 for place, token in zip(places_in, tokens[mine, rank].tolist(), strict=True):
                     ids[place] = token

@@ -9,7 +9,7 @@ import torch
 
 from qkv.data.batches import evaluation_batches
 from qkv.decode.beam import beam
-from qkv.decode.frames import framed, input_length, tokeniser_of
+from qkv.decode.frames import framed, input_length, place_of, tokeniser_of
 from qkv.decode.judge import Given, judge
 from qkv.decode.settings import Decoding, Prediction, check_search
 from qkv.decode.write import Hypothesis, Writer, greedy, sample
@@ -80,9 +80,11 @@ def predict(
     name the inputs in messages.
     """
     how, model = how or Decoding(), loaded.model
+    if isinstance(texts, str):
+        raise InputError("predict takes a list of texts; put the one text into a list")
     if not texts:
         return []
-    named = places or [f"'{text}'" for text in texts]
+    named = places or [place_of(text) for text in texts]
     writes = model.spec.head is not None and model.spec.head.kind == "lm" and not isinstance(model, Encoder)
     with evaluating(model), torch.inference_mode():
         if not writes:

@@ -28,6 +28,7 @@ class Decoding:
     batch_tokens: int = 8192
     too_long: Literal["refuse", "truncate"] = "refuse"
     unknown: Literal["refuse", "replace"] = "refuse"
+    special: bool = False  # special tokens in a text, such as T5's <extra_id_0>, are read as such and not as text
     word: Literal["first", "mean"] = "first"  # what stands for a word of several tokens, where words are tagged
 
 

@@ -20,7 +20,7 @@ from qkv.text.huggingface import read_tokenisers, write_tokenisers
 from qkv.text.tokeniser import Tokeniser
 from qkv.weights.file import load_tensors, save_tensors
 from qkv.weights.hub import resolve
-from qkv.weights.huggingface import is_checkpoint, read_checkpoint, write_checkpoint
+from qkv.weights.huggingface import CONFIG, config_text, is_checkpoint, read_checkpoint, write_checkpoint
 
 AnyModel = Encoder | Decoder | EncoderDecoder
 Layout = Literal["qkv", "huggingface"]
@@ -68,6 +68,8 @@ def fill(
     for name, tensor in tensors.items():
         if name not in wanted:
             raise InputError(f"{where}: holds '{name}', which this model lacks; is it another model's checkpoint?")
+        if not tensor.is_floating_point():
+            raise InputError(f"{where}: '{name}' holds {tensor.dtype}; qkv reads weights in floating point only")
         if tensor.shape != wanted[name].shape:
             there, here = list(tensor.shape), list(wanted[name].shape)
             raise InputError(
@@ -85,6 +87,7 @@ def save(loaded: Loaded, folder: str | Path, format: Layout = "qkv") -> None:
     folder, model = Path(folder), loaded.model
     if format not in ("qkv", "huggingface"):
         raise InputError(f"format: a model is saved as 'qkv' or 'huggingface', not '{format}'")
+    _check_free(folder, model.spec, format)
     if loaded.images is not None:
         loaded.images.save(folder / PREPROCESSOR)
     if format == "huggingface":
@@ -98,6 +101,16 @@ def save(loaded: Loaded, folder: str | Path, format: Layout = "qkv") -> None:
     if loaded.target is not None and loaded.target is not loaded.source:  # one that serves both sides is written once
         loaded.target.save(folder / TARGET)
     save_tensors(folder / WEIGHTS, state(model))
+
+
+def _check_free(folder: Path, s: spec.Model, format: Layout) -> None:
+    """Files of another model beside this one's would be read with it: only the same model is written over."""
+    taken = (folder / SPEC).is_file() or is_checkpoint(folder)
+    same = format == "qkv" and (folder / SPEC).is_file() and (folder / SPEC).read_text("utf-8") == spec.to_json(s)
+    if format == "huggingface" and is_checkpoint(folder) and not (folder / SPEC).is_file():
+        same = not list(folder.glob("*.index.json")) and config_text(s) == (folder / CONFIG).read_text("utf-8")
+    if taken and not same:
+        raise InputError(f"{folder}: holds another model; choose another folder, or remove that one first")
 
 
 def load(

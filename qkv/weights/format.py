@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from types import ModuleType
@@ -102,18 +103,33 @@ def read_config(family: ModuleType, config: Config, where: str, head: str, label
     for key, value in form.fixed.items():
         if config.get(key, value) not in (value, None):
             raise InputError(f"{where}: {key} is {config[key]!r}; of {form.model_type} qkv has {value!r} only")
+    for key, refused in _ELSEWHERE.items():
+        if config.get(key) and refused(config[key]):
+            raise InputError(f"{where}: {key} is {config[key]!r}, which qkv does not compute")
     values: dict[str, Any] = {}
+    defaults = _defaults(family)
     for setting in form.settings:
         if config.get(setting.key) is not None:
             values[setting.field] = _ours(setting, config[setting.key], where)
-    return _made(family, values, head, labels, where)
+            _check_kind(setting, values[setting.field], defaults[setting.field], where)
+    return _made(family, values, head, labels)
 
 
-def _made(family: ModuleType, values: dict[str, Any], head: str, labels: tuple[str, ...], where: str) -> spec.Model:
-    in_shape = {f.name: f.default for f in fields(family.Shape)}
+# what any family's config may say that changes the mathematics and that no family here has
+_ELSEWHERE: dict[str, Callable[[Any], bool]] = {
+    "problem_type": lambda value: value == "multi_label_classification",
+    "quantization_config": lambda _: True,
+    "pruned_heads": lambda _: True,
+}
+
+
+def _defaults(family: ModuleType) -> dict[str, Any]:
     keywords = {name: p.default for name, p in inspect.signature(family.spec).parameters.items()}
-    for name, value in values.items():
-        _check_kind(name, value, (in_shape | keywords)[name], where)
+    return keywords | {f.name: f.default for f in fields(family.Shape)}
+
+
+def _made(family: ModuleType, values: dict[str, Any], head: str, labels: tuple[str, ...]) -> spec.Model:
+    in_shape = {f.name for f in fields(family.Shape)}
     shape = family.Shape(**{name: value for name, value in values.items() if name in in_shape})
     others = {name: value for name, value in values.items() if name not in in_shape}
     made: spec.Model = family.spec(shape, head=head, labels=labels, **others)
@@ -129,13 +145,18 @@ def _ours(setting: Setting, value: Any, where: str) -> Any:
     return setting.values[value]
 
 
-def _check_kind(name: str, value: Any, default: Any, where: str) -> None:
+def _check_kind(setting: Setting, value: Any, default: Any, where: str) -> None:
     if default is None or default is inspect.Parameter.empty:
         return
-    number = isinstance(value, int | float) and not isinstance(value, bool)
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     fits = number if isinstance(default, float) else type(value) is type(default)
+    if fits and (isinstance(default, float) or setting.field in _COUNTS):
+        fits = value > 0 if setting.field in _COUNTS else value >= 0
     if not fits:
-        raise InputError(f"{where}: {name} cannot be {value!r}")
+        raise InputError(f"{where}: {setting.key} cannot be {value!r}")
+
+
+_COUNTS = ("width", "heads", "layers", "hidden", "length", "source", "target", "image", "patch", "channels")
 
 
 def write_config(family: ModuleType, model: spec.Model) -> tuple[Config, str]:
@@ -144,7 +165,7 @@ def write_config(family: ModuleType, model: spec.Model) -> tuple[Config, str]:
     labels = model.head.labels if model.head is not None else ()
     for name, architecture in form.architectures.items():
         config, values = _said(form, model, architecture.head)
-        if _made(family, values, architecture.head, labels, form.model_type) == model:
+        if _made(family, values, architecture.head, labels) == model:
             return _named(form.write(config | dict(form.fixed)), form, name, labels), name
     raise InputError(f"this model is no plain {form.model_type} any more; Hugging Face has no form for it")
 
@@ -188,6 +209,8 @@ def read_labels(config: Config) -> tuple[str, ...]:
     """The names of a classifier's outputs; two where a config says nothing."""
     named = config.get("id2label")
     if isinstance(named, dict) and named:
-        return tuple(str(named[key]) for key in sorted(named, key=int))
+        if sorted(named, key=str) != sorted(map(str, range(len(named)))):
+            raise InputError(f"config.json: id2label should number its labels 0 to {len(named) - 1}")
+        return tuple(str(named[str(number)]) for number in range(len(named)))
     count = config.get("num_labels", config.get("_num_labels", 2))
     return tuple(f"LABEL_{number}" for number in range(count if isinstance(count, int) else 2))

@@ -15,7 +15,7 @@ from qkv.errors import InputError, nearest
 from qkv.files import write_text
 from qkv.weights.file import load_pickle, load_tensors, save_tensors
 from qkv.weights.format import Architecture, Config, Format, read_config, read_labels, write_config
-from qkv.weights.rules import Copy, Drop, Rule, Tie, inward, outward, rule_for
+from qkv.weights.rules import Copy, Drop, Moving, Rule, Tie, inward, outward, rule_for
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 _FILES = (WEIGHTS, f"{WEIGHTS}.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -51,22 +51,51 @@ def read_checkpoint(folder: Path, head: str | None = None, labels: Sequence[str]
     mine, others = form.rules(named, made), form.every_rule()
     kept = {key: tensor for key, tensor in tensors.items() if rule_for(mine, key) or not rule_for(others, key)}
     unused = tuple(key for key in tensors if key not in kept)
-    return Read(made, inward(mine, kept, str(folder)), unused)
+    ours = inward(mine, kept, str(folder))
+    if head is not None and _for_another_task(form, config, made, named, outputs):
+        taken = [key for key in kept if _names(mine, key) & {"head.linear.weight", "head.linear.bias"}]
+        ours = {name: tensor for name, tensor in ours.items() if not name.startswith("head.linear.")}
+        unused += tuple(taken)
+    return Read(made, ours, unused)
+
+
+def _for_another_task(form: Format, config: Config, made: spec.Model, head: str, labels: Sequence[str]) -> bool:
+    """Whether the file's last layer was trained for other outputs than those that are asked for."""
+    if made.head is None or made.head.kind not in ("sequence", "token", "span", "choice"):
+        return False
+    named = config.get("architectures") or [None]
+    own = form.architectures.get(named[0]) if isinstance(named, list) else None
+    return own is None or own.head != head or (bool(made.head.labels) and len(labels) != len(read_labels(config)))
+
+
+def _names(rules: Sequence[Rule], key: str) -> set[str]:
+    rule, places = rule_for(rules, key) or (Drop(key), {})
+    return {name.format(**places) for name in rule.names} if isinstance(rule, Moving) else set()
 
 
 def write_checkpoint(folder: Path, model: spec.Model, tensors: Mapping[str, Tensor]) -> None:
     """Writes config.json and model.safetensors as transformers reads them."""
-    family = families.family(model.family)
-    if not hasattr(family, "HUGGING_FACE"):
-        raise InputError(f"the family '{model.family}' has no Hugging Face form; leave the format at 'qkv'")
+    family = _with_a_form(model)
     form: Format = family.HUGGING_FACE
-    config, name = write_config(family, model)
+    _, name = write_config(family, model)
     architecture = form.architectures[name]
     theirs = outward(form.rules(architecture.head, model), tensors)
     if architecture.bare:
         theirs = {key.removeprefix(form.prefix): tensor for key, tensor in theirs.items()}
-    write_text(folder / CONFIG, json.dumps(config, indent=2) + "\n")
+    write_text(folder / CONFIG, config_text(model))
     save_tensors(folder / WEIGHTS, theirs, {"format": "pt"})
+
+
+def config_text(model: spec.Model) -> str:
+    """What config.json says of a model."""
+    return json.dumps(write_config(_with_a_form(model), model)[0], indent=2) + "\n"
+
+
+def _with_a_form(model: spec.Model) -> ModuleType:
+    family = families.family(model.family)
+    if not hasattr(family, "HUGGING_FACE"):
+        raise InputError(f"the family '{model.family}' has no Hugging Face form; leave the format at 'qkv'")
+    return family
 
 
 def head_names(family: ModuleType) -> list[str]:
@@ -91,6 +120,7 @@ def read_json(path: Path) -> Config:
 def _own_head(form: Format, config: Config, where: str) -> str:
     bodies = [name for name, a in form.architectures.items() if a.head in ("pooler", "body")]
     named = config.get("architectures") or bodies
+    named = [named] if isinstance(named, str) else named
     if not isinstance(named, list) or len(named) != 1 or named[0] not in form.architectures:
         said = named[0] if isinstance(named, list) and named else named
         raise InputError(f"{where}: architectures says '{said}'; {nearest(str(said), form.architectures)}")

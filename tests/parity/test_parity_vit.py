@@ -204,7 +204,7 @@ def test_two_equal_sides_are_one_number(tmp_path: Path) -> None:
     [
         ({"image_size": [15, 20]}, r"image_size is \[15, 20\]; .* square"),
         ({"patch_size": [5, 3]}, r"patch_size is \[5, 3\]; .* square"),
-        ({"image_size": "15"}, "image cannot be '15'"),
+        ({"image_size": "15"}, "image_size cannot be '15'"),
         ({"patch_size": 4}, "15 pixels a side does not divide into patches of 4"),
         ({"pooler_output_size": 7}, "pooler_output_size is 7"),
         ({"pooler_act": "relu"}, "pooler_act is 'relu'"),

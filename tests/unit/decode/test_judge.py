@@ -154,3 +154,27 @@ def test_a_words_vector_is_its_first_pieces_or_the_mean_of_them() -> None:
 def test_vectors_of_length_one(tmp_path: Path) -> None:
     (vector,) = qkv.embed(loaded(tmp_path, "pooler"), [CAT], unit=True)
     assert float(vector.norm()) == pytest.approx(1.0)
+
+
+def test_more_fillings_than_words_are_all_words(tmp_path: Path) -> None:
+    model = loaded(tmp_path, "masked_lm")
+    assert len(qkv.predict(model, ["a [MASK]"], qkv.Decoding(best=1000))[0]) == model.model.spec.source.vocabulary
+
+
+def test_special_tokens_are_read_as_such_where_that_is_asked_for(tmp_path: Path) -> None:
+    model = loaded(tmp_path, "sequence")
+    plain, special = (qkv.predict(model, ["a [SEP] cat"], qkv.Decoding(special=s))[0] for s in (False, True))
+    wanted = torch.log_softmax(logits(model, "a [SEP] cat")[0], -1).max()
+    assert special[0].score == pytest.approx(float(wanted), abs=1e-5)
+    assert plain != special
+
+
+def test_a_message_repeats_the_beginning_of_a_long_text_only(tmp_path: Path) -> None:
+    with pytest.raises(qkv.InputError, match="tokens, and the model takes") as found:
+        qkv.predict(loaded(tmp_path, "sequence"), ["the cat " * 500])
+    assert len(str(found.value)) < 250
+
+
+def test_a_text_instead_of_a_list_of_texts_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(qkv.InputError, match="a list of texts"):
+        qkv.predict(loaded(tmp_path, "sequence"), "hello")

@@ -213,3 +213,56 @@ def test_a_tokeniser_larger_than_the_embedding(folder: Path) -> None:
     with (folder / "vocab.txt").open("a") as file:
         file.write("more\n")
     must_refuse(folder, "has 16 tokens, the model 15")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("problem_type", "multi_label_classification"),
+        ("quantization_config", {"load_in_8bit": True}),
+        ("pruned_heads", {"0": [1]}),
+        ("hidden_size", -4),
+        ("hidden_size", 0),
+        ("layer_norm_eps", -1.0),
+        ("layer_norm_eps", float("nan")),
+    ],
+)
+def test_a_config_value_that_changes_the_mathematics_is_named(folder: Path, key: str, value: Any) -> None:
+    change(folder, **{key: value})
+    must_refuse(folder, "config.json", key)
+
+
+@pytest.mark.parametrize("names", [{"a": "x", "b": "y"}, {"0": "x", "5": "y"}])
+def test_labels_that_are_not_numbered_through(folder: Path, names: dict[str, str]) -> None:
+    change(folder, id2label=names)
+    must_refuse(folder, "id2label")
+
+
+def test_weights_that_are_no_floating_point_numbers(folder: Path) -> None:
+    rewrite(folder, lambda t: t.update({"cls.predictions.bias": torch.zeros(15, dtype=torch.int8)}))
+    must_refuse(folder, "torch.int8")
+
+
+def test_another_tasks_last_layer_does_not_become_the_new_heads(tmp_path: Path) -> None:
+    checkpoint(tmp_path / "tagger", "token")
+    loaded = qkv.load(tmp_path / "tagger", head="sequence", labels=["a", "b", "c"])
+    assert {"head.linear.bias", "head.linear.weight"} <= set(loaded.fresh)
+    assert set(loaded.unused) == {"classifier.bias", "classifier.weight"}
+
+
+def test_other_labels_give_a_fresh_last_layer_and_as_many_keep_it(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "judge", "sequence")
+    assert qkv.load(folder, head="sequence", labels=["a", "b"]).fresh == ("head.linear.bias", "head.linear.weight")
+    renamed = qkv.load(folder, head="sequence", labels=["a", "b", "c"])
+    assert (renamed.fresh, renamed.model.spec.head.labels) == ((), ("a", "b", "c"))
+
+
+@pytest.mark.parametrize("first", ["qkv", "huggingface"])
+@pytest.mark.parametrize("second", ["qkv", "huggingface"])
+def test_a_model_is_not_written_among_anothers_files(folder: Path, tmp_path: Path, first: Any, second: Any) -> None:
+    one, other = qkv.load(folder), qkv.load(checkpoint(tmp_path / "other", "sequence"))
+    qkv.save(one, tmp_path / "out", first)
+    qkv.save(one, tmp_path / "out", first)  # itself it may replace
+    with pytest.raises(qkv.InputError, match="holds another model"):
+        qkv.save(other, tmp_path / "out", second)
+    assert qkv.load(tmp_path / "out").model.spec == one.model.spec
