@@ -72,31 +72,37 @@ def predict(
     )
     inputs = _inputs(texts or [], file)
     loaded = load_model(model, device)
-    s = loaded.model.spec
-    judges = s.decoder is None or (s.head is not None and s.head.kind != "lm")
-    measures = s.head is not None and s.head.kind == "sequence" and s.head.outputs == 1
-    show = _Lines(as_json, best > 1 or scores, judges=judges, measures=measures)
-
-    def given(text: str) -> str | tuple[str, ...]:
-        return tuple(text.split("\t")) if show.judges and "\t" in text else text
-
+    show = _Lines(as_json, best > 1 or scores, loaded.model.spec)
     if inputs is None:
-        _prompt(lambda text: show(text, outputs(loaded, [given(text)], how)[0]))
+        _prompt(lambda text: show(text, outputs(loaded, [show.given(text)], how)[0]))
         return
-    found = outputs(loaded, [given(text) for text, _ in inputs], how, [where for _, where in inputs])
+    found = outputs(loaded, [show.given(text) for text, _ in inputs], how, [where for _, where in inputs])
     for (text, _), predictions in zip(inputs, found, strict=True):
         print("\n".join(show(text, predictions)))
 
 
 @dataclass(frozen=True)
 class _Lines:
-    """How an input's predictions are printed."""
+    """How a model's inputs are read from lines, and its predictions printed."""
 
     as_json: bool
     scored: bool
-    judges: bool  # the model writes nothing of its own: the chance of what it says is worth reading as a probability
+    spec: Any
 
-    measures: bool  # what it says is a number, not a chance
+    @property
+    def judges(self) -> bool:
+        """It writes nothing of its own: the chance of what it says is worth reading as a probability."""
+        return self.spec.decoder is None or (self.spec.head is not None and self.spec.head.kind != "lm")
+
+    @property
+    def measures(self) -> bool:
+        """What it says is a number, not a chance."""
+        head = self.spec.head
+        return head is not None and head.kind == "sequence" and head.outputs == 1
+
+    def given(self, text: str) -> str | tuple[str, ...]:
+        """A text, or those that belong together."""
+        return tuple(text.split("\t")) if self.judges and "\t" in text else text
 
     def __call__(self, text: str, found: list[Any]) -> list[str]:
         if self.as_json:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from qkv import spec
-from qkv.decode.frames import Packed, Text, batches, encoded, framed, tokeniser_of
+from qkv.decode.frames import Packed, Text, batches, encoded, framed, input_length, tokeniser_of
 from qkv.decode.settings import Decoding, Part, Prediction, check
 from qkv.errors import InputError
 from qkv.nn import Encoder
@@ -85,8 +85,7 @@ def _see(loaded: Loaded, files: Sequence[str], how: Decoding) -> list[list[Predi
         raise InputError("this model came without a preprocessor_config.json, so it cannot read pictures")
     out, model = [], loaded.model
     assert isinstance(model, Encoder)
-    length = _embedded_length(model)
-    each = max(1, how.batch_tokens // length)
+    each = max(1, how.batch_tokens // input_length(model.spec))
     for begin in range(0, len(files), each):
         pictures = loaded.images.read_batch([Path(f) for f in files[begin : begin + each]]).to(model.device)
         out += _labelled(loaded, model(pictures), how.best)
@@ -231,11 +230,6 @@ def _word_spans(frame: Framed) -> list[tuple[int, int]]:
         if word is not None:
             spans[word] = (spans.get(word, (begin, end))[0], end)
     return list(spans.values())
-
-
-def _embedded_length(model: Encoder) -> int:
-    assert model.spec.source is not None
-    return model.spec.source.length
 
 
 def _one(given: Given, place: str) -> str:

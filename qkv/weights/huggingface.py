@@ -14,7 +14,7 @@ from qkv import families, spec
 from qkv.errors import InputError, nearest
 from qkv.files import write_text
 from qkv.weights.file import load_pickle, load_tensors, save_tensors
-from qkv.weights.format import Architecture, Config, Format, read_config, read_labels, write_config
+from qkv.weights.format import Config, Format, read_config, read_labels, write_config
 from qkv.weights.rules import Copy, Drop, Moving, Rule, Tie, inward, outward, rule_for
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -63,8 +63,7 @@ def _for_another_task(form: Format, config: Config, made: spec.Model, head: str,
     """Whether the file's last layer was trained for other outputs than those that are asked for."""
     if made.head is None or made.head.kind not in ("sequence", "token", "span", "choice"):
         return False
-    named = config.get("architectures") or [None]
-    own = form.architectures.get(named[0]) if isinstance(named, list) else None
+    own = form.architectures.get(_named(form, config)[0])
     return own is None or own.head != head or (bool(made.head.labels) and len(labels) != len(read_labels(config)))
 
 
@@ -77,18 +76,22 @@ def write_checkpoint(folder: Path, model: spec.Model, tensors: Mapping[str, Tens
     """Writes config.json and model.safetensors as transformers reads them."""
     family = _with_a_form(model)
     form: Format = family.HUGGING_FACE
-    _, name = write_config(family, model)
+    config, name = write_config(family, model)
     architecture = form.architectures[name]
     theirs = outward(form.rules(architecture.head, model), tensors)
     if architecture.bare:
         theirs = {key.removeprefix(form.prefix): tensor for key, tensor in theirs.items()}
-    write_text(folder / CONFIG, config_text(model))
+    write_text(folder / CONFIG, _text(config))
     save_tensors(folder / WEIGHTS, theirs, {"format": "pt"})
 
 
 def config_text(model: spec.Model) -> str:
     """What config.json says of a model."""
-    return json.dumps(write_config(_with_a_form(model), model)[0], indent=2) + "\n"
+    return _text(write_config(_with_a_form(model), model)[0])
+
+
+def _text(config: Config) -> str:
+    return json.dumps(config, indent=2) + "\n"
 
 
 def _with_a_form(model: spec.Model) -> ModuleType:
@@ -118,14 +121,17 @@ def read_json(path: Path) -> Config:
 
 
 def _own_head(form: Format, config: Config, where: str) -> str:
+    named = _named(form, config)
+    if len(named) != 1 or named[0] not in form.architectures:
+        raise InputError(f"{where}: architectures says '{named[0]}'; {nearest(named[0], form.architectures)}")
+    return form.architectures[named[0]].head
+
+
+def _named(form: Format, config: Config) -> list[str]:
+    """Their classes that a config.json names; where it names none, the family's body."""
     bodies = [name for name, a in form.architectures.items() if a.head in ("pooler", "body")]
     named = config.get("architectures") or bodies
-    named = [named] if isinstance(named, str) else named
-    if not isinstance(named, list) or len(named) != 1 or named[0] not in form.architectures:
-        said = named[0] if isinstance(named, list) and named else named
-        raise InputError(f"{where}: architectures says '{said}'; {nearest(str(said), form.architectures)}")
-    architecture: Architecture = form.architectures[named[0]]
-    return architecture.head
+    return [str(name) for name in named] if isinstance(named, list) else [str(named)]
 
 
 def _under_one_name(form: Format, tensors: Mapping[str, Tensor], mine: Sequence[Rule]) -> dict[str, Tensor]:
