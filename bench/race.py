@@ -24,6 +24,8 @@ from typing import Any
 
 import torch
 
+from qkv.train.hardware import measured_peak, timed
+
 _QUIET = 0.1  # cores that others may use before a sample is taken again
 _TRIES = 3
 _AT_LEAST = 0.2  # seconds in a sample: shorter calls are repeated until they fill it
@@ -163,38 +165,12 @@ def show(rows: list[dict[str, Any]], tokens: int, least: float, against: str | N
 
 
 def matrix_rate(device: torch.device) -> float:
-    """Floating point operations a second of a large matrix product, the best of several."""
-    n, kind = (8192, torch.bfloat16) if device.type == "cuda" else (2048, torch.float32)
-    a, b = (torch.randn(n, n, device=device, dtype=kind) for _ in range(2))
-    out = torch.empty_like(a)
-
-    def product() -> None:
-        torch.mm(a, b, out=out)
-
-    product()
-    repeats = _repeats(product, device)
-    return float(2 * n**3 / min(_timed(product, repeats, device) for _ in range(7)))
+    """Floating point operations a second of a large matrix product, the best of several; measured anew each time."""
+    return measured_peak(device, half=device.type == "cuda", seconds=7 * _AT_LEAST)
 
 
 def _repeats(call: Callable[[], object], device: torch.device) -> int:
-    return max(1, int(_AT_LEAST / max(_timed(call, 1, device), 1e-6)))
-
-
-def _timed(call: Callable[[], object], repeats: int, device: torch.device) -> float:
-    """Seconds a call. A GPU works behind the host's back, so its own clock is asked."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        for _ in range(repeats):
-            call()
-        end.record()
-        torch.cuda.synchronize(device)
-        return begin.elapsed_time(end) / 1e3 / repeats
-    began = time.perf_counter()
-    for _ in range(repeats):
-        call()
-    return (time.perf_counter() - began) / repeats
+    return max(1, int(_AT_LEAST / max(timed(call, 1, device), 1e-6)))
 
 
 def _least_disturbed(call: Callable[[], object], repeats: int, device: torch.device) -> tuple[float, float]:
@@ -202,7 +178,7 @@ def _least_disturbed(call: Callable[[], object], repeats: int, device: torch.dev
     samples = []
     for _ in range(_TRIES):
         busy, own, began = _busy(), _own(), time.perf_counter()
-        seconds = _timed(call, repeats, device)
+        seconds = timed(call, repeats, device)
         wall = time.perf_counter() - began
         # /proc/stat counts in hundredths of a second, hence the allowance on short samples
         foreign = max(0.0, (_busy() - busy - (_own() - own) - 0.02) / wall)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import types
 import typing
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal
 
 from qkv.errors import InputError, nearest
@@ -114,6 +114,9 @@ class Stack:
     dropout: float = 0.0  # behind the final norm
     relative: Relative | None = None
     scale_by_depth: bool = False  # the n-th layer's scores are divided by n (an option of GPT-2's)
+    # fresh matrices that write into the residual stream are smaller by the root of how many there are (Radford et al.
+    # 2019). It says how training begins, not what is computed: models that differ in it alone are the same model
+    scaled_start: bool = field(default=False, compare=False)
 
     @property
     def width(self) -> int:

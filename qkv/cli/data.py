@@ -45,10 +45,10 @@ def build(
     """Cut text into ids, once and for all. Kill it at any moment: the same command goes on after the last shard."""
     import os
 
-    from qkv.cli.tokenizer import find_tokenisers
     from qkv.data.corpus import Corpus
     from qkv.data.shards import SHARD_TOKENS
     from qkv.data.shards import build as build_shards
+    from qkv.weights.tokenisers import find_tokenisers
 
     if workers is not None and workers < 0:
         raise InputError(f"--workers is {workers}; use 0 or more")

@@ -20,6 +20,9 @@ def train(
     ] = None,
     device: Device = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard events.")] = False,
+    find_lr: Annotated[
+        bool, typer.Option("--find-lr", help="Train nothing: raise the rate from step to step and suggest one.")
+    ] = False,
 ) -> None:
     """Train what RECIPE describes. Kill it at any moment: the same command goes on, as if it had never stopped."""
     from qkv.train import fit, read_recipe
@@ -28,6 +31,9 @@ def train(
     read = read_recipe(recipe, changes or [])
     folder = output or Path("runs") / read.name
     check_device(device)
+    if find_lr:
+        _find_rate(read, folder, device)
+        return
     records = fit(read, folder, device=device)
     if tensorboard:
         records = events(records, folder)
@@ -35,6 +41,19 @@ def train(
         print(f"{folder} is already trained; try: qkv predict {folder}")
         return
     print(f"trained: {folder}")
+
+
+def _find_rate(recipe: Any, folder: Path, device: str | None) -> None:
+    from qkv.files import write_text
+    from qkv.train.fit import find_rate
+
+    found = find_rate(recipe, device=device)
+    picture, table = folder.with_name(f"{folder.name}-rates.png"), folder.with_name(f"{folder.name}-rates.tsv")
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    found.plot(picture)
+    write_text(table, found.tsv())
+    print(f"{picture}: the loss over the rate ({table.name}: as a table)")
+    print(f"suggested: train.learning_rate={found.suggestion():.1e}")
 
 
 def evaluate_command(
@@ -61,13 +80,21 @@ def evaluate_command(
     unknown: Annotated[str | None, typer.Option(help="As in predict; by default the recipe's.")] = None,
     device: Device = None,
 ) -> None:
-    """Error rates on held-out pairs; any listed reference counts as right."""
+    """Error rates on held-out pairs, where any listed reference counts as right; perplexity of held-out text."""
     from qkv.data.pair import group
     from qkv.decode import Decoding
     from qkv.evaluate import evaluate, reference_loss
     from qkv.files import write_text
+    from qkv.train.pretraining import perplexity
+    from qkv.train.sections import TextRecipe
 
     recipe = _recipe_of(run)
+    if isinstance(recipe, TextRecipe):
+        if any(given is not None for given in (target, format, beams, length_penalty, output, unknown)) or free:
+            raise InputError("a model of text is scored by its perplexity; of the options only --data goes with that")
+        found = perplexity(load_model(run, device), recipe, None if data is None else [str(data)])
+        _print_perplexity(found, as_json)
+        return
     examples = group(_pairs(recipe, data, target, format))
     how = Decoding(
         beams=recipe.test.beams if beams is None else beams,
@@ -162,7 +189,7 @@ def _pairs(recipe: Any, data: Path | None, target: Path | None, format: str | No
     import dataclasses
 
     from qkv.data.readers import FORMATS
-    from qkv.train.task import read_part
+    from qkv.train.pairs import read_part
 
     if data is None and (target is not None or format is not None):
         raise InputError("--target and --format go with --data")
@@ -180,6 +207,16 @@ def _heads(text: str) -> Literal["mean", "each"] | list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise InputError(f"--heads is mean, each, or numbers such as 0,2, not '{text}'") from None
+
+
+def _print_perplexity(values: dict[str, float], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(values))
+        return
+    print(f"tokens      {int(values['tokens']):>10,}")
+    print(f"perplexity  {values['perplexity']:>10,.3f}   (of the tokens that are asked for; loss {values['loss']:.4f})")
+    if "next_sentence_loss" in values:
+        print(f"next-sentence loss {values['next_sentence_loss']:.4f}")
 
 
 def _print_scores(values: dict[str, float], as_json: bool) -> None:

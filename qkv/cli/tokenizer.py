@@ -71,6 +71,8 @@ def show(
     as_json: Json = False,
 ) -> None:
     """How a text is cut: each token with its id, the characters that it stands for, and its segment."""
+    from qkv.weights.tokenisers import find_tokenisers
+
     tokeniser = find_tokenisers(name)[int(target)]
     found = tokeniser.frame(text, pair, special=special)
     rows = list(_rows(tokeniser, found, (text, pair or "")))
@@ -86,27 +88,6 @@ def show(
     print(f"{len(rows)} tokens of {tokeniser.size:,}{f', {unknown} unknown' if unknown else ''}")
 
 
-def find_tokenisers(name: str) -> tuple[Tokeniser, Tokeniser]:
-    """Source's and target's, of a run, a checkpoint, a tokeniser's folder or its one file, or a name in the cache."""
-    from qkv import families
-    from qkv.text.huggingface import read_tokeniser, read_tokenisers
-    from qkv.text.tokeniser import Tokeniser
-    from qkv.weights.folder import SOURCE, TARGET
-    from qkv.weights.hub import resolve
-
-    if Path(name).is_file():
-        one = read_tokeniser(Path(name), families.templates())
-        return one, one
-    folder = resolve(name)
-    if (folder / SOURCE).is_file():
-        source = Tokeniser.load(folder / SOURCE)
-        return source, Tokeniser.load(folder / TARGET) if (folder / TARGET).is_file() else source
-    found = read_tokenisers(folder, _template_of_checkpoint(folder), families.templates())
-    if found is None:
-        raise InputError(f"{folder}: has no tokeniser (tokenizer.json, vocab.txt and so on); name another folder")
-    return found
-
-
 def _template(family: str) -> Template:
     from qkv import families
 
@@ -115,19 +96,6 @@ def _template(family: str) -> Template:
         known = [name for name in families.names() if hasattr(families.family(name), "TEMPLATE")]
         raise InputError(f"--family: '{family}' has no tokeniser of its own; use --kind, or one of {', '.join(known)}")
     return template
-
-
-def _template_of_checkpoint(folder: Path) -> Template | None:
-    """That of the family which a config.json names; a tokeniser may be shown though its model is none of ours."""
-    from qkv import families
-    from qkv.weights.huggingface import CONFIG, read_json
-
-    path = folder / CONFIG
-    try:
-        family = families.of_model_type(str(read_json(path).get("model_type")), str(path)) if path.is_file() else None
-    except InputError:
-        return None
-    return getattr(family, "TEMPLATE", None)
 
 
 def _texts(files: list[str], format: str | None, field: str) -> Iterator[str]:

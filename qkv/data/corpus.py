@@ -19,6 +19,7 @@ from qkv.errors import InputError, nearest
 
 FORMATS = ("lines", "blank", "whole", "jsonl", "parquet")
 DATASETS = "datasets:"
+TOPICS = "python:topics"
 # Which formats a file in a folder may have, by its name's ending; a .json of a corpus holds JSON lines.
 _ENDINGS = {".txt": ("lines", "blank", "whole"), ".jsonl": ("jsonl",), ".ndjson": ("jsonl",), ".json": ("jsonl",)}
 _ENDINGS |= {".parquet": ("parquet",)}
@@ -72,6 +73,7 @@ class Corpus:
     Without it the name's ending decides, but never between the first three: a .txt needs to be told. Of a folder
     and those in it, the visible files that end as the format does are read, sorted by path. "datasets:NAME",
     "datasets:NAME:SPLIT" and "datasets:NAME@CONFIGURATION:SPLIT" are Hugging Face datasets, streamed.
+    "python:topics" are the topics of Python's own documentation, which every installation has.
     Texts of nothing but white space are no documents.
     """
 
@@ -110,6 +112,7 @@ class Corpus:
             "jsonl": self._json_lines,
             "parquet": self._parquet,
             "datasets": self._dataset,
+            "topics": _topics,
         }
         return readers[source.format](source)
 
@@ -184,7 +187,7 @@ class Corpus:
         number = 0
         try:
             with open(source.name, "rb") as self._file:
-                for number, raw in enumerate(_unpacked(self._file, source.name), 1):
+                for number, raw in enumerate(unpacked(self._file, source.name), 1):
                     line = raw.removeprefix(_BYTE_ORDER_MARK) if number == 1 else raw
                     yield number, _decoded(line.removesuffix(b"\n").removesuffix(b"\r"), source.name, number)
         except (gzip.BadGzipFile, EOFError, zlib.error):
@@ -202,6 +205,9 @@ def _find(path: str | Path, format: str | None) -> Iterator[Source]:
     if name.startswith(DATASETS):
         yield Source(name, "datasets", 0)
         return
+    if name == TOPICS:
+        yield Source(name, "topics", 0)
+        return
     place = Path(path)
     if not place.is_dir():
         yield _source(place, format or _told(place))
@@ -216,6 +222,12 @@ def _find(path: str | Path, format: str | None) -> Iterator[Source]:
         raise InputError(f"{place}: no file in it ends in {', '.join(wanted)}; name the files themselves")
     for file in sorted(files, key=lambda file: file.relative_to(place).parts):
         yield _source(file, format or _told(file))
+
+
+def _topics(source: Source) -> Iterator[Document]:
+    from pydoc_data.topics import topics
+
+    return (Document(topics[name], f"{source.name}:{name}") for name in sorted(topics))
 
 
 def _source(path: Path, format: str) -> Source:
@@ -248,7 +260,7 @@ def _decoded(raw: bytes, name: str, number: int) -> str:
         raise InputError(f"{name}:{number}: {said}; save the file as UTF-8") from None
 
 
-def _unpacked(file: BinaryIO, name: str) -> Iterable[bytes]:
+def unpacked(file: BinaryIO, name: str) -> Iterable[bytes]:
     """Lines of a file that may be packed."""
     kind = Path(name).suffix.lower()
     if kind == ".gz":

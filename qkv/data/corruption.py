@@ -183,7 +183,9 @@ def infill(pieces: Pieces, marks: Marks, chance: Chance, rate: float = 0.3, mean
     covered = np.ones_like(run)
     covered[is_span] = spans
     first = np.minimum(np.cumsum(covered) - covered, len(runs) - 1)
-    ids = np.where(is_span, _mask(marks), pieces.ids[first])
+    # a vocabulary without a mask may have sentinels, the first of which then stands for every span
+    filler = marks.sentinels[0] if marks.mask is None and marks.sentinels else _mask(marks)
+    ids = np.where(is_span, filler, pieces.ids[first])
     return pieces._replace(ids=ids, lengths=of_pieces(slots))
 
 

@@ -53,7 +53,7 @@ def hold_out(pairs: Iterable[Pair], shares: Mapping[str, float], salt: str = "")
         ceilings.append((total, name))
     parts: dict[str, list[Pair]] = {name: [] for name in [*shares, REST]}
     for pair in pairs:
-        place = _unit_hash(pair.source, salt)
+        place = unit_hash(pair.source, salt)
         parts[next((name for ceiling, name in ceilings if place < ceiling), REST)].append(pair)
     return parts
 
@@ -69,7 +69,7 @@ def _check_shares(shares: Mapping[str, float]) -> None:
         raise InputError(f"hold_out: the shares sum to {total:g} and leave nothing for '{REST}'; keep the sum below 1")
 
 
-def _unit_hash(source: str, salt: str) -> float:
+def unit_hash(source: str, salt: str = "") -> float:
     """A number in [0, 1) that depends on nothing but `source` and `salt`."""
     digest = hashlib.blake2b(f"{salt}\0{source}".encode(), digest_size=6).digest()
     return int.from_bytes(digest, "big") / 2**48  # 48 bits: exact in a float, hence never rounded up to 1

@@ -8,13 +8,14 @@ read over, but not encoded.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 from qkv.data.ahead import ahead
 from qkv.data.batches import POOL, Ints, Place, plan_epoch
 from qkv.data.corpus import Document
 from qkv.data.encoded import Encoded, encoder
-from qkv.data.pieces import CutDocuments, PieceBatch
+from qkv.data.pieces import CutDocuments, PieceBatch, Source
 from qkv.errors import InputError
 from qkv.text.tokeniser import Tokeniser
 
@@ -25,6 +26,7 @@ class Stream:
     """The endless run of batches of a corpus that can be iterated again and again, such as `Corpus`.
 
     Within a window the order is random; over windows it is the corpus's, so the files should not be sorted by subject.
+    `make` says how a window becomes pieces of at most `longest` tokens; by default each document is cut evenly.
     """
 
     def __init__(
@@ -35,7 +37,7 @@ class Stream:
         *,
         budget: int,
         seed: int,
-        at: str = "even",
+        make: Callable[[Encoded], Source] | None = None,
         window: int = WINDOW,
         workers: int = 0,
         pool: int = POOL,
@@ -48,7 +50,8 @@ class Stream:
         if window < 1:
             raise InputError(f"windows of {window} documents cannot be; use 1 or more")
         self._documents, self._encode = documents, encoder(tokeniser)
-        self._longest, self._at, self._window, self._workers = longest, at, window, workers
+        self._make = make or partial(CutDocuments, longest=longest)
+        self._window, self._workers = window, workers
         self._budget, self._seed, self._pool = budget, seed, pool
 
     def from_place(self, epoch: int, index: int) -> Iterator[tuple[Place, PieceBatch]]:
@@ -69,9 +72,9 @@ class Stream:
                 after = Place(number, at + 1) if at + 1 < len(plan) else Place(number + 1, 0)
                 yield after, source.take(number, plan[at])
 
-    def _planned(self, numbered: tuple[int, list[Document]]) -> tuple[int, CutDocuments, list[Ints]]:
+    def _planned(self, numbered: tuple[int, list[Document]]) -> tuple[int, Source, list[Ints]]:
         number, documents = numbered
-        source = CutDocuments(Encoded([self._encode(documents)]), self._longest, at=self._at)
+        source = self._make(Encoded([self._encode(documents)]))
         lengths = source.lengths(number)
         if not len(lengths):
             return number, source, []

@@ -37,7 +37,7 @@ SIZES = {
 
 
 def body(shape: Shape, target: int) -> s.Model:
-    """GPT's with the norms moved."""
+    """GPT's with the norms moved; at the start every layer adds little to the residual stream (section 2.3)."""
     model = gpt.body(shape, target)
     block = model.decoder.block
     block = s.replace(
@@ -46,7 +46,9 @@ def body(shape: Shape, target: int) -> s.Model:
         feedforward=s.replace(block.feedforward, hidden=shape.hidden or 4 * shape.width),
         norm_first=True,
     )
-    stack = s.replace(model.decoder, block=block, final_norm=True, scale_by_depth=shape.scale_by_depth)
+    stack = s.replace(
+        model.decoder, block=block, final_norm=True, scale_by_depth=shape.scale_by_depth, scaled_start=True
+    )
     return s.replace(model, family="gpt2", decoder=stack)
 
 

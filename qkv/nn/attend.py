@@ -1,7 +1,8 @@
 """The one door to attention: softmax(score(q, k)) v, and the only softmax over keys in the project.
 
-Behind it are kernels that give the same answer: variable-length flash attention on a GPU, SDPA over groups of similar
-length on a CPU, and the explicit softmax where the weights are watched or the score is no dot product.
+Behind it are kernels that give the same answer: on a GPU one fused call for sequences of one length and variable-length
+flash attention for others, SDPA over groups of similar length on a CPU, and the explicit softmax where the weights are
+watched or the score is no dot product.
 """
 
 from __future__ import annotations
@@ -48,10 +49,13 @@ def attend(
     """Each query's weighted average of the values of its own sequence; `bias` is what distance adds to a score."""
     if bias is not None and queries is not keys:
         raise InputError("distances are between places of one sequence; they do not go with cross-attention")
-    if isinstance(mask, Causal) and queries.sizes != keys.sizes:
+    if isinstance(mask, Causal) and queries is not keys and queries.sizes != keys.sizes:
         raise InputError("a causal mask needs as many queries as keys in each sequence")
     prepared = score.prepare(k.transpose(0, 1)).transpose(0, 1)  # [Tk, H, P]
-    name = kernel or choose(q, v, score=score, biased=bias is not None, dropout=dropout, watched=sink is not None)
+    even, watched = queries.even and keys.even, sink is not None
+    name = kernel or choose(q, v, score=score, biased=bias is not None, dropout=dropout, watched=watched, even=even)
+    if name == "even":
+        return _even(q, prepared, v, queries, keys, score.scale, mask, dropout)
     if name == "varlen":
         return _varlen(q, prepared, v, queries, keys, score.scale, mask)
     plan = _plan(queries, keys, grouped=name == "grouped", causal=isinstance(mask, Causal))
@@ -60,8 +64,10 @@ def attend(
     return _grouped(q, prepared, v, plan, score.scale, mask, bias, dropout)
 
 
-def choose(q: Tensor, v: Tensor, *, score: Score, dropout: float, watched: bool, biased: bool = False) -> str:
-    """The fastest kernel that can do what is asked."""
+def choose(
+    q: Tensor, v: Tensor, *, score: Score, dropout: float, watched: bool, biased: bool = False, even: bool = False
+) -> str:
+    """The fastest kernel that can do what is asked; `even`: queries are all equally long, and keys are."""
     if watched or not score.is_dot:
         return "explicit"
     if q.device.type != "cuda":
@@ -69,7 +75,9 @@ def choose(q: Tensor, v: Tensor, *, score: Score, dropout: float, watched: bool,
     half = q.dtype in (torch.bfloat16, torch.float16)
     fits = q.shape[-1] == v.shape[-1] and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
     exact = torch.are_deterministic_algorithms_enabled()  # flash attention adds gradients in any order
-    return "varlen" if half and fits and not biased and not dropout and not exact else "padded"
+    if not half or not fits or biased or exact:
+        return "padded"
+    return "even" if even else "padded" if dropout else "varlen"  # the last one drops nothing
 
 
 def attend_keys(
@@ -361,7 +369,20 @@ def _sizes(slots: Tensor, rows: int, longest: int) -> list[int]:
     return sizes
 
 
-# ---- one call for all lengths, on a GPU -----------------------------------------------------------------------------
+# ---- one call for a whole batch, on a GPU ---------------------------------------------------------------------------
+
+
+def _even(
+    q: Tensor, k: Tensor, v: Tensor, queries: Layout, keys: Layout, scale: float, mask: Mask, dropout: float
+) -> Tensor:  # [Tq, H, value]
+    """Sequences of one length lie as a padded batch does: a view is enough."""
+    rows = (
+        x.view(-1, layout.longest, *x.shape[1:]).transpose(1, 2)  # [B, H, N, size]
+        for x, layout in ((q, queries), (k, keys), (v, keys))
+    )
+    causal = isinstance(mask, Causal)
+    out = F.scaled_dot_product_attention(*rows, is_causal=causal, dropout_p=dropout, scale=scale)
+    return out.transpose(1, 2).flatten(0, 1)
 
 
 def _varlen(q: Tensor, k: Tensor, v: Tensor, queries: Layout, keys: Layout, scale: float, mask: Mask) -> Tensor:

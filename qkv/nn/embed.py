@@ -70,9 +70,9 @@ class Patches(nn.Module):
         self.position = nn.Parameter(torch.empty(1, s.length, s.width))
         self.reset_parameters()
 
-    def reset_parameters(self) -> None:
+    def reset_parameters(self, spread: float = 0.02) -> None:
         for parameter in (self.whole, self.position):
-            nn.init.trunc_normal_(parameter, std=0.02)
+            nn.init.trunc_normal_(parameter, std=spread)
 
     def forward(self, images: Tensor) -> Ragged:
         """[B, channels, image, image] -> [B * length, width]"""

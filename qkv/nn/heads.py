@@ -50,6 +50,10 @@ class Head(nn.Module):
 
     def forward(self, hidden: Ragged | Tensor) -> Tensor:
         """All hidden states, or rows that somebody chose: logits of those.  # [T or B or R, outputs]"""
+        return self.last(self.rows(hidden))
+
+    def rows(self, hidden: Ragged | Tensor) -> Tensor:
+        """What the last linear layer reads: all that comes before it, its input's dropout and scale included."""
         x = hidden if isinstance(hidden, Tensor) else self.read(hidden)
         drop = self.spec.dropout if self.training else 0.0
         if drop and self.spec.dropout_first:
@@ -62,7 +66,13 @@ class Head(nn.Module):
             return x
         if drop:
             x = dropout(x, drop)
-        logits: Tensor = self.linear(x if self.spec.scale == 1.0 else x * self.spec.scale)
+        return x if self.spec.scale == 1.0 else x * self.spec.scale  # [R, width]
+
+    def last(self, rows: Tensor) -> Tensor:
+        """The last linear layer, and the fixed vector that some add to it.  # [R, width] -> [R, outputs]"""
+        if self.linear is None:
+            return rows
+        logits: Tensor = self.linear(rows)
         return logits if self.offset is None else logits + self.offset
 
     def read(self, hidden: Ragged) -> Tensor:

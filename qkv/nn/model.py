@@ -74,18 +74,23 @@ class Encoder(Model):
     def encode(self, source: Ragged | Tensor, segments: Tensor | None = None) -> Encoded:
         return _encoded(self.encoder(self.embed(source, segments)))
 
-    def forward(self, source: Ragged | Tensor, segments: Tensor | None = None, at: Tensor | None = None) -> Tensor:
-        """Hidden [T, width]; with a head, its logits. `at`: only for these tokens, where it judges each token."""
+    def forward(
+        self, source: Ragged | Tensor, segments: Tensor | None = None, at: Tensor | None = None, *, last: bool = True
+    ) -> Tensor:
+        """Hidden [T, width]; with a head, its logits. `at`: only for these tokens, where it judges each token.
+
+        Not `last`: what the head's last linear layer reads, for who has a cheaper use of it than all its logits.
+        """
         hidden = self.encode(source, segments).hidden
         if self.head is None:
             return hidden.values
-        return _judged(self.head, hidden, at)
+        return _judged(self.head, hidden, at, last)
 
     def both(
-        self, source: Ragged | Tensor, segments: Tensor | None = None, at: Tensor | None = None
+        self, source: Ragged | Tensor, segments: Tensor | None = None, at: Tensor | None = None, *, last: bool = True
     ) -> tuple[Tensor, Tensor]:
-        """The logits of a model with two heads, as BERT's pretraining has them."""
-        return _both(self, self.encode(source, segments).hidden, at)
+        """The logits of a model with two heads, as BERT's pretraining has them; `last` is about the first."""
+        return _both(self, self.encode(source, segments).hidden, at, last)
 
 
 class _Stepping(Model):
@@ -144,14 +149,14 @@ class Decoder(_Stepping):
         """Hidden states, each of which knows the tokens up to its own."""
         return _encoded(self.decoder(self.target(tokens)))
 
-    def forward(self, tokens: Ragged, at: Tensor | None = None) -> Tensor:
-        """Hidden [T, width]; with a head, its logits. `at`: only for these tokens, where it judges each token."""
+    def forward(self, tokens: Ragged, at: Tensor | None = None, *, last: bool = True) -> Tensor:
+        """Hidden [T, width]; with a head, its logits, or what its `last` layer reads. `at`: only for these tokens."""
         hidden = self.encode(tokens).hidden
-        return hidden.values if self.head is None else _judged(self.head, hidden, at)
+        return hidden.values if self.head is None else _judged(self.head, hidden, at, last)
 
-    def both(self, tokens: Ragged, at: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The logits of a model with two heads, as GPT's fine-tuning has them."""
-        return _both(self, self.encode(tokens).hidden, at)
+    def both(self, tokens: Ragged, at: Tensor | None = None, *, last: bool = True) -> tuple[Tensor, Tensor]:
+        """The logits of a model with two heads, as GPT's fine-tuning has them; `last` is about the first."""
+        return _both(self, self.encode(tokens).hidden, at, last)
 
     def read(self, prompts: Ragged, rows: int, limit: int) -> tuple[Tensor, State]:
         """Takes in a prompt a sentence: the next token's logits for each of its `rows`, with room for `limit` more."""
@@ -201,10 +206,13 @@ class EncoderDecoder(_Stepping):
             raise InputError("feeding a decoder its own outputs in training needs a recurrent decoder")
         return _encoded(self.decoder(x, memory)).hidden.values
 
-    def forward(self, source: Ragged, target: Ragged, own: float = 0.0) -> Tensor:
-        """Logits for the token after each target token, or those of another head; without one, hidden [Tt, width]."""
+    def forward(self, source: Ragged, target: Ragged, own: float = 0.0, *, last: bool = True) -> Tensor:
+        """Logits for the token after each target token, or those of another head; without one, hidden [Tt, width].
+
+        Not `last`: what the head's last linear layer reads.
+        """
         hidden = self.decode(self.encode(source), target, own)
-        return hidden if self.head is None else _judged(self.head, target.like(hidden), None)
+        return hidden if self.head is None else _judged(self.head, target.like(hidden), None, last)
 
     def _say(self, hidden: Tensor, position: int) -> Tensor:
         said = self._said(hidden).argmax(-1)
@@ -248,12 +256,16 @@ def initialise(s: spec.Model, modules: Iterable[nn.Module]) -> None:
                 nn.init.zeros_(module.bias)
         elif isinstance(module, Learned | Relative):
             nn.init.normal_(module.weight, std=s.spread or 0.02)
+        elif isinstance(module, Patches):
+            module.reset_parameters(s.spread or 0.02)
     for module in modules:
         if isinstance(module, nn.Embedding):  # after the matrices: a tied output matrix is an embedding
             nn.init.normal_(module.weight, std=s.spread or module.embedding_dim**-0.5)
         elif isinstance(module, Attention) and module.q is not None and module.score.kind == "dot" and not s.spread:
             with torch.no_grad():  # small queries instead of divided scores, as T5 begins (Raffel et al. 2020)
                 module.q.weight.mul_(module.spec.query_size**-0.5)
+        elif isinstance(module, Stack) and module.spec.scaled_start:
+            _shrink(module)
 
 
 def _draw(weight: Tensor, spread: float | None) -> None:
@@ -261,6 +273,15 @@ def _draw(weight: Tensor, spread: float | None) -> None:
         nn.init.xavier_uniform_(weight)
     else:
         nn.init.normal_(weight, std=spread)
+
+
+def _shrink(stack: Stack) -> None:
+    """Sums of N fresh terms spread as one does: the last matrix of each sublayer is divided by sqrt(N)."""
+    last = ("attention.o.weight", "cross.o.weight", "feedforward.down.weight")
+    writing = [weight for name, weight in stack.named_parameters() if name.endswith(last)]
+    with torch.no_grad():
+        for weight in writing:
+            weight.mul_(len(writing) ** -0.5)
 
 
 def _embed(s: spec.Embed | None, side: str) -> Embed:
@@ -290,15 +311,16 @@ def _heads(s: spec.Model) -> tuple[Head | None, Head | None]:
     return (None if s.head is None else Head(s.head)), (None if s.beside is None else Head(s.beside))
 
 
-def _judged(head: Head, hidden: Ragged, at: Tensor | None) -> Tensor:
+def _judged(head: Head, hidden: Ragged, at: Tensor | None, last: bool) -> Tensor:
     if at is not None and not head.spec.at_each_token:
         raise InputError(f"a head of kind '{head.spec.kind}' judges whole sequences, not single tokens")
-    logits: Tensor = head(hidden if at is None else hidden.values[at])
-    return logits
+    chosen = hidden if at is None else hidden.values[at]
+    judged: Tensor = head(chosen) if last else head.rows(chosen)
+    return judged
 
 
-def _both(model: Encoder | Decoder, hidden: Ragged, at: Tensor | None) -> tuple[Tensor, Tensor]:
+def _both(model: Encoder | Decoder, hidden: Ragged, at: Tensor | None, last: bool) -> tuple[Tensor, Tensor]:
     if model.head is None or model.beside is None:
         raise InputError(f"{model.spec.family}: this model has not two heads")
     beside: Tensor = model.beside(hidden)
-    return _judged(model.head, hidden, at), beside
+    return _judged(model.head, hidden, at, last), beside

@@ -32,6 +32,7 @@ class Layout:
             raise InputError("a batch needs at least one sequence, and each sequence at least one token")
         self.total = sum(self.sizes)
         self.longest = max(self.sizes)
+        self.even = min(self.sizes) == self.longest  # all equally long
         lengths = torch.tensor(self.sizes, dtype=torch.long)
         place = _places(lengths, self.total)
         self.host = lengths, place  # kept where they were made: asking the device for them would wait for it

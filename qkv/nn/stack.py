@@ -7,8 +7,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
 
 from qkv import spec
+from qkv.errors import InputError
+from qkv.nn.attention import Attention
 from qkv.nn.block import Block
 from qkv.nn.cache import Cache, Keys
 from qkv.nn.dropout import dropout
@@ -39,6 +43,8 @@ class StackState:
 
 
 class Stack(nn.Module):
+    recompute: bool = False  # in training keep what goes into a block and work the rest out again; see `recompute`
+
     def __init__(self, s: spec.Stack):
         super().__init__()
         self.spec = s
@@ -62,9 +68,28 @@ class Stack(nn.Module):
     def _walk(self, x: Ragged, memory: Encoded | None, state: StackState | None) -> Iterator[Ragged]:
         hidden = None if memory is None else memory.hidden
         bias = None if self.relative is None else _Distances(self.relative)
+        twice = self.recompute and self.training and torch.is_grad_enabled() and state is None
         for layer, block in enumerate(self.blocks):
-            x = block(x, self.mask, hidden, bias, None if state is None else state.caches[layer])
+            if twice and not _watched(block):  # who watches would be told twice
+                x = self._forgetful(block, x, hidden, bias)
+            else:
+                x = block(x, self.mask, hidden, bias, None if state is None else state.caches[layer])
             yield x
+
+    def _forgetful(self, block: nn.Module, x: Ragged, memory: Ragged | None, bias: _Distances | None) -> Ragged:
+        """A block of which nothing but its input is kept until its gradient is asked for."""
+        asking, looked_at = x.layout, None if memory is None else memory.layout
+
+        def forward(values: Tensor, remembered: Tensor | None) -> Tensor:
+            there = None if remembered is None or looked_at is None else Ragged(remembered, looked_at)
+            out: Tensor = block(Ragged(values, asking), self.mask, there, bias).values
+            return out
+
+        # tensors go in bare: from them torch sees on which device dropout's random state is to be kept
+        remembered = None if memory is None else memory.values
+        values = checkpoint(forward, x.values, remembered, use_reentrant=False, preserve_rng_state=True)
+        assert isinstance(values, Tensor)
+        return x.like(values)
 
     def start(self, memory: Encoded | None, rows: int, limit: int, like: Tensor) -> StackState:
         blocks = [b for b in self.blocks if isinstance(b, Block)]
@@ -88,6 +113,20 @@ class Stack(nn.Module):
         return dropout(x, self.spec.dropout) if self.training and self.spec.dropout else x
 
 
+def recompute(model: nn.Module, on: bool = True) -> None:
+    """Trades time for memory (Chen et al. 2016): in training a block keeps its input alone, and its forward pass runs
+    again when the backward pass comes to it. Outputs and gradients stay the same to the bit."""
+    stacks = [m for m in model.modules() if isinstance(m, Stack)]
+    if not stacks:
+        raise InputError("recompute: this model has no Transformer blocks to work out again; leave it out")
+    for stack in stacks:
+        stack.recompute = on
+
+
+def _watched(block: nn.Module) -> bool:
+    return any(isinstance(m, Attention) and m.sink is not None for m in block.children())
+
+
 def _block(s: spec.Stack, layer: int) -> spec.Block:
     if not s.scale_by_depth:
         return s.block
@@ -105,5 +144,11 @@ class _Distances:
     def __call__(self, queries: int, keys: int) -> Tensor:
         if (queries, keys) not in self.made:
             places = torch.arange(max(queries, keys), device=self.relative.weight.device)
-            self.made[queries, keys] = self.relative(places[:queries], places[:keys])  # [H, N, M]
+            # kept as it is: the block that asks first may be one that forgets, and this is not its own to make again
+            with saved_tensors_hooks(_same, _same):
+                self.made[queries, keys] = self.relative(places[:queries], places[:keys])  # [H, N, M]
         return self.made[queries, keys]
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor

@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from qkv.data.chance import Pieces
 from qkv.nn import Decoder, Ragged
+from qkv.objectives.likelihood import head_of, nll
 from qkv.objectives.term import Term
 
 
@@ -49,5 +49,5 @@ def _inputs(tokens: np.ndarray, lengths: np.ndarray, at: np.ndarray | None, labe
 
 def loss(model: Decoder, batch: Inputs) -> Term:
     """Negative log-likelihood of the tokens asked for."""
-    logits = model(batch.tokens, batch.at)  # [M, vocabulary]
-    return Term(F.cross_entropy(logits, batch.labels, reduction="sum"), len(batch.labels))
+    rows = model(batch.tokens, batch.at, last=False)  # [M, width]
+    return Term(nll(head_of(model), rows, batch.labels), len(batch.labels))

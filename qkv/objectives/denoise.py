@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from torch import Tensor
-
 from qkv import spec
 from qkv.data.chance import Chance, Pieces
 from qkv.data.corruption import NOISE, Noise, spoil
+from qkv.nn import EncoderDecoder
 from qkv.objectives import seq2seq
 from qkv.objectives.seq2seq import Inputs
 from qkv.objectives.term import Term
@@ -20,6 +17,6 @@ def prepare(pieces: Pieces, marks: Marks, chance: Chance, how: Noise = NOISE, *,
     return seq2seq.inputs(spoil(pieces, marks, chance, how), start=model.start, end=model.end)
 
 
-def loss(model: Callable[..., Tensor], batch: Inputs, *, smoothing: float = 0.0) -> Term:
+def loss(model: EncoderDecoder, batch: Inputs, *, smoothing: float = 0.0) -> Term:
     """Negative log-likelihood of the whole text, its end included."""
     return Term(seq2seq.loss(model, batch, smoothing=smoothing), len(batch.labels))

@@ -14,6 +14,7 @@ from torch import Tensor
 from qkv.data.chance import Bools, Chance, Ints, Pieces
 from qkv.data.corruption import MASKING, Masking, mask
 from qkv.nn import Encoder, Ragged
+from qkv.objectives.likelihood import head_of, nll
 from qkv.objectives.term import Term
 from qkv.text.marks import Marks
 
@@ -50,16 +51,16 @@ def prepare(
 
 def loss(model: Encoder, batch: Inputs) -> Term:
     """Negative log-likelihood of the tokens asked for."""
-    logits = model(batch.source, batch.segments, batch.at)  # [M, vocabulary]
-    return Term(F.cross_entropy(logits, batch.labels, reduction="sum"), len(batch.labels))
+    rows = model(batch.source, batch.segments, batch.at, last=False)  # [M, width]
+    return Term(nll(head_of(model), rows, batch.labels), len(batch.labels))
 
 
 def losses(model: Encoder, batch: Inputs) -> tuple[Term, ...]:
     """Of the tokens asked for and, where somebody asks, of the pairs, from one pass; BERT adds up their two means."""
     if batch.follows is None:
         return (loss(model, batch),)
-    said, judged = model.both(batch.source, batch.segments, batch.at)  # [M, vocabulary], [B, 2]
-    words = Term(F.cross_entropy(said, batch.labels, reduction="sum"), len(batch.labels))
+    rows, judged = model.both(batch.source, batch.segments, batch.at, last=False)  # [M, width], [B, 2]
+    words = Term(nll(head_of(model), rows, batch.labels), len(batch.labels))
     return words, next_sentence(judged, batch.follows)
 
 

@@ -6,7 +6,6 @@ parts changes no gradient.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -14,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qkv.data.batches import Batch
-from qkv.nn import Layout, Ragged
+from qkv.nn import EncoderDecoder, Layout, Ragged
+from qkv.objectives.likelihood import head_of, nll
 
 
 class Inputs(NamedTuple):
@@ -23,6 +23,10 @@ class Inputs(NamedTuple):
     source: Ragged  # [Ts] each sequence closed by the end token
     target: Ragged  # [Tt] each sequence opened by the start token
     labels: Tensor  # [Tt] the same shifted by one: each sequence closed by the end token
+
+    @property
+    def targets(self) -> tuple[int, ...]:
+        return (len(self.labels),)
 
 
 def inputs(batch: Batch, *, start: int, end: int, device: torch.device | str = "cpu") -> Inputs:
@@ -45,19 +49,20 @@ def _with(ids: Tensor, lengths: Tensor, token: int, *, first: bool) -> Tensor:
 
 
 def loss(
-    model: Callable[..., Tensor], batch: Inputs, *, smoothing: float = 0.0, own: float = 0.0, agree: float = 0.0
+    model: EncoderDecoder, batch: Inputs, *, smoothing: float = 0.0, own: float = 0.0, agree: float = 0.0
 ) -> Tensor:
     """Cross-entropy summed over targets, with label smoothing (Szegedy et al. 2016).
 
     `own`: how often a recurrent decoder is fed its own output instead of the teacher's (Bengio et al. 2015).
     `agree`: weight of how far two passes with different dropout differ (R-Drop, Liang et al. 2021; half of its alpha).
     """
-    source, target, labels = batch if not agree else _twice(batch)
-    logits = model(source, target, own) if own else model(source, target)  # [T, vocabulary]
-    total = F.cross_entropy(logits, labels, reduction="sum", label_smoothing=smoothing)
     if not agree:
-        return total
-    one, other = torch.log_softmax(logits.float(), -1).chunk(2)  # [T / 2, vocabulary] each
+        rows = model(batch.source, batch.target, own, last=False)  # [T, width]
+        return nll(head_of(model), rows, batch.labels, smoothing)
+    source, target, labels = _twice(batch)
+    logits = model(source, target, own)  # [2 T, vocabulary]
+    total = F.cross_entropy(logits, labels, reduction="sum", label_smoothing=smoothing)
+    one, other = torch.log_softmax(logits.float(), -1).chunk(2)  # [T, vocabulary] each
     apart = ((one.exp() - other.exp()) * (one - other)).sum()  # KL(one, other) + KL(other, one)
     return total / 2 + agree * apart / 2
 

@@ -1,4 +1,7 @@
-"""A run's checkpoint: weights, optimiser, random state and place in the data, in one file, whole or not there."""
+"""A run's checkpoint: weights, optimiser and place in the data, in one file, whole or not there.
+
+There is no random state to keep: what is drawn in a step is a function of the seed and the step.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,12 @@ import torch
 
 from qkv.errors import InputError
 from qkv.train.optimiser import restore, state_tensors
+from qkv.train.trailing import Trailing
 from qkv.weights.file import load_tensors, save_tensors
 from qkv.weights.folder import AnyModel, fill, state
 
 LAST, BEST = "last.safetensors", "best.safetensors"
+SHARDED_LAST = "last.json"  # of a model in shards
 
 
 @dataclass
@@ -38,17 +43,36 @@ def snapshot(folder: Path, step: int) -> Path:
     return folder / f"step-{step}.safetensors"
 
 
-def save_weights(path: Path, model: AnyModel) -> None:
-    save_tensors(path, state(model))
+def has_last(folder: Path) -> bool:
+    """Whether a run was begun there."""
+    return (folder / LAST).is_file() or (folder / SHARDED_LAST).is_file()
 
 
-def save_last(folder: Path, model: AnyModel, optimiser: torch.optim.Optimizer, progress: Progress) -> None:
+def check_finite(model: AnyModel, step: int) -> None:
+    """A gradient without bounds spoils the weights before any loss tells: they are looked at before they are kept."""
+    norms = torch.stack([norm.to(model.device) for norm in torch._foreach_norm(list(state(model).values()))])
+    if not bool(torch.isfinite(_whole(norms)).all()):
+        said = f"the weights are not finite by step {step}, and nothing was saved"
+        raise InputError(f"{said}; lower train.learning_rate or set train.clip, and run it again")
+
+
+def _whole(norms: torch.Tensor) -> torch.Tensor:
+    full = getattr(norms, "full_tensor", None)  # of shards, each process has a piece
+    return norms if full is None else full()
+
+
+def save_last(
+    folder: Path,
+    model: AnyModel,
+    optimiser: torch.optim.Optimizer,
+    progress: Progress,
+    trailing: Trailing | None = None,
+) -> None:
     """Everything that the next start needs. Only after this are older snapshots let go."""
     tensors = {f"model.{name}": tensor for name, tensor in state(model).items()}
     tensors |= {f"optimiser.{name}": tensor for name, tensor in state_tensors(optimiser).items()}
-    tensors["random.cpu"] = torch.get_rng_state()
-    if model.device.type == "cuda":
-        tensors["random.cuda"] = torch.cuda.get_rng_state(model.device)
+    if trailing is not None:
+        tensors |= {f"trailing.{name}": tensor for name, tensor in trailing.tensors().items()}
     save_tensors(folder / LAST, tensors, {"progress": json.dumps(dataclasses.asdict(progress))})
     kept = {snapshot(folder, step) for step in progress.snapshots}
     for path in folder.glob("step-*.safetensors"):
@@ -56,13 +80,15 @@ def save_last(folder: Path, model: AnyModel, optimiser: torch.optim.Optimizer, p
             path.unlink(missing_ok=True)
 
 
-def load_last(folder: Path, model: AnyModel, optimiser: torch.optim.Optimizer) -> Progress:
+def load_last(
+    folder: Path, model: AnyModel, optimiser: torch.optim.Optimizer, trailing: Trailing | None = None
+) -> Progress:
     """Puts a run back to where its last checkpoint was made; a fresh Progress where there is none."""
     path = folder / LAST
     if not path.is_file():
         return Progress()
     tensors, notes = load_tensors(path)
-    parts: dict[str, dict[str, torch.Tensor]] = {"model": {}, "optimiser": {}, "random": {}}
+    parts: dict[str, dict[str, torch.Tensor]] = {"model": {}, "optimiser": {}, "trailing": {}}
     for key, tensor in tensors.items():
         part, _, name = key.partition(".")
         parts.setdefault(part, {})[name] = tensor
@@ -70,9 +96,8 @@ def load_last(folder: Path, model: AnyModel, optimiser: torch.optim.Optimizer) -
     try:
         progress = Progress(**json.loads(notes["progress"]))
         restore(optimiser, parts["optimiser"])
-        torch.set_rng_state(parts["random"]["cpu"])
     except (KeyError, TypeError, ValueError, RuntimeError):
         raise InputError(f"{path}: not a whole checkpoint of qkv's; remove it to train afresh") from None
-    if "cuda" in parts["random"] and model.device.type == "cuda":
-        torch.cuda.set_rng_state(parts["random"]["cuda"], model.device)
+    if trailing is not None:
+        trailing.load(parts["trailing"])
     return progress

@@ -2,241 +2,347 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from qkv import spec
-from qkv.data.batches import Batch, Batches
-from qkv.decode import Decoding
+from qkv.data.ahead import ahead
+from qkv.data.batches import Place
 from qkv.errors import InputError
-from qkv.evaluate import evaluate
 from qkv.files import write_text
-from qkv.nn import EncoderDecoder, build
+from qkv.nn import build
 from qkv.nn.block import Block
-from qkv.objectives.seq2seq import inputs, loss
-from qkv.train.checkpoint import BEST, LAST, load_last, save_last, save_weights, snapshot
+from qkv.nn.stack import recompute
+from qkv.objectives.term import to_device
+from qkv.train.checkpoint import BEST, check_finite, has_last, load_last, save_last, snapshot
+from qkv.train.distributed import Ranks, by_first, clip, gathered, join, leave, meeting, spread, total
+from qkv.train.graph import Graphed
+from qkv.train.hardware import matrix_peak, work_on
 from qkv.train.optimiser import optimiser
-from qkv.train.recipe import Recipe, peak, read_recipe, to_yaml
+from qkv.train.range_test import RangeTest
+from qkv.train.recipe import peak, read_recipe, to_yaml
 from qkv.train.schedule import rate
-from qkv.train.task import Task, prepare
+from qkv.train.sections import AnyRecipe, Training
+from qkv.train.tally import Record, Tally, forget_after, log
+from qkv.train.trailing import Trailing
+from qkv.train.work import AnyBatch, Judge, Work, prepare
 from qkv.weights.file import average, load_tensors, save_tensors
-from qkv.weights.folder import SOURCE, SPEC, TARGET, WEIGHTS, Loaded, fill
+from qkv.weights.folder import SPEC, WEIGHTS, fill, state
 
 LOG, RECIPE = "log.jsonl", "recipe.yaml"
 
 
-@dataclass(frozen=True)
-class Record:
-    """What happened: kind is `train`, `valid` or `finish`."""
-
-    kind: str
-    step: int
-    values: dict[str, float] = field(default_factory=dict)
-
-
-def fit(recipe: Recipe, folder: str | Path, *, device: str | None = None) -> Iterator[Record]:
-    """Trains what a recipe describes in `folder`, from its last checkpoint if it has one."""
+def fit(recipe: AnyRecipe, folder: str | Path, *, device: str | None = None) -> Iterator[Record]:
+    """Trains what a recipe describes in `folder`, from its last checkpoint if it has one; by torchrun with others."""
     folder = Path(folder)
-    _claim(folder, recipe)
-    if (folder / WEIGHTS).is_file():
-        return
-    task = prepare(recipe, folder)
-    run = _Run(recipe, folder, task, torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
-    run.write_down()
-    for record in run.train():
-        _log(folder / LOG, record)
-        yield record
-
-
-def _log(path: Path, record: Record) -> None:
+    ranks = join(device)
     try:
-        with open(path, "a", encoding="utf-8") as log:
-            log.write(json.dumps({"kind": record.kind, "step": record.step} | record.values) + "\n")
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written: {error.strerror}; free some space and run it again") from None
+        _claim(folder, recipe)
+        if (folder / WEIGHTS).is_file():
+            return
+        run = Run(recipe, folder, prepare(recipe, folder), ranks)
+        by_first(ranks, run.write_down)
+        for record in _in_memory(run):
+            if ranks.first:
+                log(folder / LOG, record)
+            yield record
+    finally:
+        leave(ranks)
 
 
-class _Run:
+def _in_memory(run: Run) -> Iterator[Record]:
+    """The records of a run that, where memory ends, says so in one line; its last checkpoint is whole."""
+    try:
+        yield from run.train()
+    except (MemoryError, RuntimeError) as error:  # torch's own is one of the latter; on a CPU it is not named
+        if isinstance(error, RuntimeError) and not any(said in str(error) for said in _NO_MEMORY):
+            raise
+        remedy = "raise train.accumulate (the gradient stays the same), set train.recompute, or lower data.length"
+        raise InputError(f"step {run.progress.step}: out of memory; {remedy}, and run it again to go on") from None
+
+
+_NO_MEMORY = ("can't allocate memory", "out of memory")
+
+
+def find_rate(recipe: AnyRecipe, *, device: str | None = None, steps: int = 200) -> RangeTest:
+    """A learning-rate range test of a fresh model on the recipe's batches (Smith 2017); no folder is touched."""
+    ranks = join(device)
+    if not ranks.alone:
+        raise InputError("--find-lr: one process is enough; start it without torchrun")
+    nowhere = Path(os.devnull) / "nothing"
+    run, test = Run(recipe, nowhere, prepare(recipe, nowhere), ranks), RangeTest(steps=steps)
+    run.model.train()
+    batches = run.batches()
+    for step in range(1, steps + 1):
+        tally = Tally(run.work.kinds, run.device)
+        run.progress.step = step
+        run.step(next(batches), test.rate(step), tally)
+        with tally.paused():
+            if not test.add(step, tally.take(ranks)[0][run.work.kinds[0]]):
+                break
+    return test
+
+
+class Ready(NamedTuple):
+    """A batch as this process takes it."""
+
+    place: Place  # behind it
+    parts: list[tuple[int, Any]]  # each with its number in the whole batch
+    real: list[bool]  # False: only there so that all processes have as many; it counts for nothing
+    tokens: int  # of the whole batch
+
+
+class Run:
     """One run's living parts. The loop is `train`; the rest is what it calls."""
 
-    def __init__(self, recipe: Recipe, folder: Path, task: Task, device: torch.device):
-        self.recipe, self.folder, self.task, self.device = recipe, folder, task, device
-        if recipe.train.deterministic:
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-            torch.use_deterministic_algorithms(True)
-        torch.set_float32_matmul_precision("high" if recipe.train.precision == "tf32" else "highest")
+    def __init__(self, recipe: AnyRecipe, folder: Path, work: Work, ranks: Ranks):
+        how = recipe.train
+        self.recipe, self.folder, self.work, self.ranks = recipe, folder, work, ranks
+        self.device, self.sharded = ranks.device, how.spread == "fsdp"
+        self.half = _prepare_torch(how, self.device)
         torch.manual_seed(recipe.seed)
-        model = build(task.spec)
-        if not isinstance(model, EncoderDecoder):
-            raise InputError(f"model.family: {task.spec.family} is no encoder-decoder; pairs need one")
-        if recipe.train.own and not isinstance(task.spec.decoder, spec.RecurrentDecoder):
-            raise InputError("train.own: only a recurrent decoder can read its own outputs in training; set it to 0")
-        self.model = model.to(device)
-        self.optimiser = optimiser(self.model, recipe.train)
-        self.progress = load_last(folder, self.model, self.optimiser)
-        digest = task.pairs.digest()
+        self.model = build(work.spec).to(self.device)
+        if how.recompute:
+            recompute(self.model)
+        if how.compile:
+            _compile(self.model)
+        self.judge = spread(Judge(self.model, work), self.model, how.spread, self.half, ranks)
+        self.optimiser = optimiser(self.model, how)
+        self.trailing = self._trailing()
+        self.progress = self._load()
+        digest = work.digest()
         if self.progress.step and self.progress.data != digest:
             raise InputError(
                 f"{folder}: was begun with other training data; bring that back, or choose another --output"
             )
         self.progress.data = digest
-        self.peak = peak(recipe, task.spec)
-        self.batches = Batches(task.pairs, recipe.train.batch_tokens, recipe.seed, recipe.train.workers)
-        self.batches.in_epoch(self.progress.epoch)  # a budget that fits no batch is said before anything is written
-        if recipe.train.compile:
-            _compile(self.model)
-        can = device.type == "cuda" and torch.cuda.is_bf16_supported()
-        half = recipe.train.precision == "bf16" or (recipe.train.precision == "auto" and can)
-        if half and not can:
-            # on a CPU it is slower than float32, and its kernels crash where the instructions are named but not there
-            raise InputError("train.precision: bf16 needs a GPU that has it; choose float32")
-        self.autocast = (lambda: torch.autocast(device.type, torch.bfloat16)) if half else nullcontext
+        work.check()  # a budget that fits no batch is said before anything is written
+        self.peak = peak(recipe, work.spec)
+        self.scale = torch.ones(len(work.kinds), device=self.device)  # of each kind of loss, in the batch at hand
+        graphs = how.compile and self.device.type == "cuda" and ranks.alone
+        self.backward = Graphed(self._backward) if graphs else self._backward
+        self.keep_gradients = graphs  # a recorded graph adds to the gradients where they lie
+        self.pauses = {"valid": 0.0, "save": 0.0}  # seconds of the last one
+
+    def _trailing(self) -> Trailing | None:
+        if not self.recipe.train.ema:
+            return None
+        if self.sharded:
+            raise InputError("train.ema: a model in shards has no averaged weights; set it to 0, or spread: ddp")
+        return Trailing(self.model, self.recipe.train.ema)
+
+    def _load(self) -> Any:
+        if self.sharded:
+            from qkv.train.sharded import load_sharded  # takes a while to import
+
+            return load_sharded(self.folder, self.model, self.optimiser, self.ranks)
+        return load_last(self.folder, self.model, self.optimiser, self.trailing)
 
     def write_down(self) -> None:
         """The run's folder becomes a model folder; what a killed run logged past its checkpoint is dropped."""
         write_text(self.folder / RECIPE, to_yaml(self.recipe))
-        write_text(self.folder / SPEC, spec.to_json(self.task.spec))
-        self.task.source.save(self.folder / SOURCE)
-        self.task.target.save(self.folder / TARGET)
-        log = self.folder / LOG
-        if log.is_file():
-            lines = log.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
-            kept = [line for line in lines if _step(line) <= self.progress.step]
-            write_text(log, "".join(kept))
+        write_text(self.folder / SPEC, spec.to_json(self.work.spec))
+        self.work.write_down(self.folder)
+        forget_after(self.folder / LOG, self.progress.step)
+
+    # ---- the loop
 
     def train(self) -> Iterator[Record]:
-        recipe, progress = self.recipe.train, self.progress
-        save_every = recipe.save_every or self.recipe.valid.every
-        summed = _Sums(self.device)
+        how, progress = self.recipe.train, self.progress
+        save_every = how.save_every or self.recipe.valid.every
+        tally = Tally(self.work.kinds, self.device)
         self.model.train()
-        stream = self.batches.from_place(progress.epoch, progress.index)
-        while progress.step < recipe.steps and not progress.finished:
-            place, batch = next(stream)
+        batches = self.batches()
+        while progress.step < how.steps and not progress.finished:
+            ready = next(batches)
             progress.step += 1
-            progress.epoch, progress.index = place.epoch, place.index
-            learning_rate = self.step(batch, summed)
-            progress.tokens += batch.tokens
-            last = progress.step == recipe.steps
-            if progress.step % recipe.log_every == 0 or last:
-                summed.check(progress.step)
-                values, seconds = summed.take()
-                progress.seconds += seconds
-                yield Record("train", progress.step, values | {"learning_rate": learning_rate, "epoch": place.epoch})
-                summed.go_on()
+            progress.epoch, progress.index = ready.place.epoch, ready.place.index
+            learning_rate = rate(how.schedule, progress.step, peak=self.peak, warmup=how.warmup, steps=how.steps)
+            self.step(ready, learning_rate, tally)
+            progress.tokens += ready.tokens
+            last = progress.step == how.steps
+            if progress.step % how.log_every == 0 or last:
+                with tally.paused():
+                    tally.check(progress.step, self.ranks)
+                    work = work_on(self.work.spec, ready.parts[0][1])
+                    yield self.report(tally, work, {"learning_rate": learning_rate, "epoch": progress.epoch})
             if progress.step % self.recipe.valid.every == 0 or last:
-                summed.pause()
-                summed.check(progress.step)
-                yield self.validate()
-                summed.go_on()
+                with tally.paused():
+                    tally.check(progress.step, self.ranks)
+                    yield self.validate()
             if progress.step % save_every == 0 or last or progress.finished:
-                summed.pause()
-                save_last(self.folder, self.model, self.optimiser, progress)
-                summed.go_on()
+                with tally.paused():
+                    tally.check(progress.step, self.ranks)
+                    self.save()
         yield self.finish()
 
-    def step(self, batch: Batch, summed: _Sums) -> float:
-        """One optimiser step: the sum of all parts' losses over the number of all their targets."""
-        recipe, end = self.recipe.train, self.task.spec.end
-        targets = len(batch.target) + len(batch)  # the end token counts
-        self.optimiser.zero_grad(set_to_none=True)
-        for part in batch.split(recipe.accumulate):
-            ids = inputs(part, start=self.task.spec.start, end=end, device=self.device)
-            context: AbstractContextManager[Any] = self.autocast()
-            with context:
-                total = loss(self.model, ids, smoothing=recipe.smoothing, own=recipe.own, agree=recipe.agree)
-            (total / targets).backward()
-            summed.add(total.detach(), len(ids.labels), part.tokens)
-        if recipe.clip is not None:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), recipe.clip)
-        now = rate(recipe.schedule, self.progress.step, peak=self.peak, warmup=recipe.warmup, steps=recipe.steps)
+    def batches(self) -> Iterator[Ready]:
+        """From where the run stands, made ready by as many threads as the recipe asks for."""
+        progress = self.progress
+        placed = self.work.from_place(progress.epoch, progress.index)
+        return ahead(self._ready, enumerate(placed, progress.step + 1), self.recipe.train.workers, "prepare")
+
+    def _ready(self, numbered: tuple[int, tuple[Place, AnyBatch]]) -> Ready:
+        """This process's parts. All have as many: gradients, and shards of weights, are exchanged part by part."""
+        step, (place, batch) = numbered
+        size, rank = self.ranks.size, self.ranks.rank
+        parts = batch.split(self.recipe.train.accumulate * size)
+        own = range(rank, -(-len(parts) // size) * size, size)
+        mine = [(number, self.work.prepare(parts[number % len(parts)], step)) for number in own]
+        return Ready(place, mine, [number < len(parts) for number in own], batch.tokens)
+
+    def step(self, ready: Ready, learning_rate: float, tally: Tally) -> None:
+        """One optimiser step: for each kind of loss the sum over all parts, over the number of all their targets."""
+        counts = self._set_scale(ready)
+        self.optimiser.zero_grad(set_to_none=not self.keep_gradients)
+        totals = torch.zeros(len(counts), device=self.device)
+        for turn, ((number, part), real) in enumerate(zip(ready.parts, ready.real, strict=True)):
+            if not real:
+                self.scale = torch.zeros_like(self.scale)
+            # what dropout does is a function of the step and the part: not of what was drawn before, nor of processes
+            torch.manual_seed(_seed(self.recipe.seed, self.progress.step, number))
+            with meeting(self.judge, last=turn == len(ready.parts) - 1):
+                found = self.backward(to_device(part, self.device))
+            totals += torch.stack(found) * real
+        if self.recipe.train.clip is not None:
+            clip(self.model.parameters(), self.recipe.train.clip)
         for group in self.optimiser.param_groups:
-            group["lr"] = now
+            group["lr"] = learning_rate
         self.optimiser.step()
-        return now
+        if self.trailing is not None:
+            self.trailing.update(self.model)
+        tally.add(totals, counts, ready.tokens)
+
+    def _set_scale(self, ready: Ready) -> list[int]:
+        """One over the number of the whole batch's targets, by kind; gives this process's own numbers."""
+        rows = [part.targets for (_, part), real in zip(ready.parts, ready.real, strict=True) if real]
+        counts = np.sum([np.zeros(len(self.work.kinds), np.int64), *rows], axis=0)
+        size = self.ranks.size  # gradients become means over processes
+        sums = total(torch.from_numpy(counts), self.ranks).clamp(min=1)
+        self.scale.copy_(size / sums)
+        return counts.tolist()
+
+    def _backward(self, part: Any) -> tuple[Tensor, ...]:
+        context: AbstractContextManager[Any] = nullcontext()
+        if self.half:
+            context = torch.autocast(self.device.type, torch.bfloat16)
+        with context:
+            terms = self.judge(part)
+        totals = torch.stack([term.total for term in terms])  # [kinds]
+        (totals * self.scale).sum().backward()
+        return tuple(totals.detach())
+
+    def report(self, tally: Tally, work: float, values: dict[str, float]) -> Record:
+        """Losses, speed, its share of the hardware's measured peak at so much work a token, the time left."""
+        step, how = self.progress.step, self.recipe.train
+        steps = tally.steps
+        found, seconds = tally.take(self.ranks)
+        self.progress.seconds += seconds
+        share = found["tokens_per_second"] * work / matrix_peak(self.device, self.half)
+        valid, save = self.recipe.valid.every, how.save_every or self.recipe.valid.every
+        left = (how.steps - step) * seconds / max(steps, 1)
+        left += (how.steps // valid - step // valid) * self.pauses["valid"]
+        left += (how.steps // save - step // save) * self.pauses["save"]
+        return Record("train", step, found | values | {"share": share / self.ranks.size, "seconds_left": left})
+
+    # ---- what is kept
+
+    def save(self) -> None:
+        began = time.perf_counter()
+        check_finite(self.model, self.progress.step)
+        if self.sharded:
+            from qkv.train.sharded import save_sharded
+
+            save_sharded(self.folder, self.model, self.optimiser, self.progress, self.ranks)
+        else:
+            given = self.folder, self.model, self.optimiser, self.progress, self.trailing
+            by_first(self.ranks, partial(save_last, *given))
+        self.pauses["save"] = time.perf_counter() - began
+
+    def keep(self, path: Path) -> None:
+        """The weights as they are now, in one plain file."""
+        if self.sharded:
+            from qkv.train.sharded import whole
+
+            weights = whole(self.model, self.ranks)
+        else:
+            weights = state(self.model)
+        by_first(self.ranks, lambda: save_tensors(path, weights or {}))
+
+    def put(self, weights: dict[str, Tensor]) -> None:
+        if self.sharded:
+            from qkv.train.sharded import refill
+
+            refill(self.model, weights, "average")
+        else:
+            fill(self.model, weights, "average", assign=False)
 
     def validate(self) -> Record:
-        """Real decoding and the real metric; keeps the best weights and those to be averaged."""
+        """The score on held-out data; keeps the best weights and those to be averaged."""
         progress, recipe = self.progress, self.recipe
         began = time.perf_counter()
-        values = self.score()
-        metric = values[recipe.valid.metric]
+        check_finite(self.model, progress.step)
+        with self.trailing.standing_in(self.model) if self.trailing else nullcontext(), gathered(self.model):
+            values, samples = self.work.score(self.model), tuple(self.work.say(self.model))
+        with self.trailing.standing_in(self.model) if self.trailing else nullcontext():
+            self._rank(values[self.work.metric])
+        if recipe.valid.patience is not None and progress.stale >= recipe.valid.patience:
+            progress.finished = True
+        self.pauses["valid"] = time.perf_counter() - began
+        return Record("valid", progress.step, values | {"seconds": self.pauses["valid"]}, samples)
+
+    def _rank(self, metric: float) -> None:
+        progress, count = self.progress, self.recipe.train.average
         progress.stale += 1
         if progress.best is None or metric < progress.best:
             progress.best, progress.best_step, progress.stale = metric, progress.step, 0
-            save_weights(self.folder / BEST, self.model)
-        if recipe.train.average > 1:
-            save_weights(snapshot(self.folder, progress.step), self.model)
-            progress.snapshots = [*progress.snapshots, progress.step][-recipe.train.average :]
-        if recipe.valid.patience is not None and progress.stale >= recipe.valid.patience:
-            progress.finished = True
-        return Record("valid", progress.step, values | {"seconds": time.perf_counter() - began})
-
-    def score(self) -> dict[str, float]:
-        how = Decoding(beams=self.recipe.valid.beams, unknown=self.recipe.data.unknown)
-        found = evaluate(Loaded(self.model, self.task.source, self.task.target), self.task.valid, how)
-        return {"per": found.per, "wer": found.wer}
+            self.keep(self.folder / BEST)
+        if count > 1:
+            self.keep(snapshot(self.folder, progress.step))
+            progress.snapshots = [*progress.snapshots, progress.step][-count:]
 
     def finish(self) -> Record:
         """The finished weights: the best ones, or the mean of the last few where that does better on held-out data."""
-        progress, chosen = self.progress, self.folder / BEST
-        metric = self.recipe.valid.metric
+        progress, metric = self.progress, self.work.metric
         values = {"best_step": float(progress.best_step), "averaged": 0.0, metric: progress.best or 0.0}
-        weights, _ = load_tensors(chosen)
+        weights, _ = load_tensors(self.folder / BEST)
         if len(progress.snapshots) > 1:
             mean = average([snapshot(self.folder, step) for step in progress.snapshots])
-            fill(self.model, mean, "average", assign=False)
-            scores = self.score()
+            self.put(mean)
+            with gathered(self.model):
+                scores = self.work.score(self.model)
             if progress.best is None or scores[metric] <= progress.best:
                 weights, values = mean, {"averaged": float(len(progress.snapshots))} | scores
-        save_tensors(self.folder / WEIGHTS, weights)
+        by_first(self.ranks, lambda: save_tensors(self.folder / WEIGHTS, weights))
         return Record("finish", progress.step, values | {"seconds": progress.seconds, "tokens": float(progress.tokens)})
 
 
-class _Sums:
-    """Loss, tokens and time since the last record; the loss stays on the device so that no step waits for it."""
+def _prepare_torch(how: Training, device: torch.device) -> bool:
+    """Sets what torch computes in; whether that is half precision."""
+    if how.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    torch.set_float32_matmul_precision("high" if how.precision == "tf32" else "highest")
+    can = device.type == "cuda" and torch.cuda.is_bf16_supported()
+    half = how.precision == "bf16" or (how.precision == "auto" and can)
+    if half and not can:
+        # on a CPU it is slower than float32, and its kernels crash where the instructions are named but not there
+        raise InputError("train.precision: bf16 needs a GPU that has it; choose float32")
+    return half
 
-    def __init__(self, device: torch.device):
-        self.loss = torch.zeros((), device=device)
-        self.targets = self.tokens = 0
-        self.seconds, self.since = 0.0, time.perf_counter()
 
-    def pause(self) -> None:
-        """What comes now is not training."""
-        if self.loss.device.type == "cuda":
-            torch.cuda.synchronize(self.loss.device)
-        self.seconds += time.perf_counter() - self.since
-
-    def check(self, step: int) -> None:
-        """A run that has diverged stops here, before anything good is overwritten."""
-        if not math.isfinite(float(self.loss)):
-            raise InputError(f"the loss is not finite by step {step}; lower train.learning_rate or set train.clip")
-
-    def go_on(self) -> None:
-        self.since = time.perf_counter()
-
-    def add(self, total: torch.Tensor, targets: int, tokens: int) -> None:
-        self.loss += total
-        self.targets += targets
-        self.tokens += tokens
-
-    def take(self) -> tuple[dict[str, float], float]:
-        """The values since the last time, and the seconds of training; the clock stands until it is told to go on."""
-        self.pause()
-        seconds = self.seconds
-        values = {"loss": float(self.loss) / self.targets, "tokens_per_second": self.tokens / seconds}
-        self.loss.zero_()
-        self.targets = self.tokens = 0
-        self.seconds = 0.0
-        return values, seconds
+def _seed(*words: int) -> int:
+    return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def _compile(model: torch.nn.Module) -> None:
@@ -248,18 +354,10 @@ def _compile(model: torch.nn.Module) -> None:
         block.compile_parts()
 
 
-def _step(line: str) -> float:
-    """The step of a log line; what a kill cut short belongs to none."""
-    try:
-        return float(json.loads(line)["step"]) if line.endswith("\n") else math.inf
-    except (ValueError, KeyError, TypeError):
-        return math.inf
-
-
-def _claim(folder: Path, recipe: Recipe) -> None:
+def _claim(folder: Path, recipe: AnyRecipe) -> None:
     """A folder holds one run: another recipe is refused before anything is touched."""
     path = folder / RECIPE
-    if not path.is_file() or not any((folder / name).is_file() for name in (LAST, WEIGHTS)):
+    if not path.is_file() or not (has_last(folder) or (folder / WEIGHTS).is_file()):
         if folder.exists() and not folder.is_dir():
             raise InputError(f"{folder}: is a file; choose another output folder")
         return
@@ -270,7 +368,9 @@ def _claim(folder: Path, recipe: Recipe) -> None:
             raise InputError(f"{folder}: holds a run of another recipe ({was}); choose another --output, or remove it")
 
 
-_FREE = ("name", "test.", "data.test", "train.workers", "train.log_every")  # may change without changing the numbers
+# may change without changing the numbers, or by no more than rounding: what to try when memory runs out is among them
+_FREE = ("name", "test.", "data.test", "train.workers", "train.log_every", "train.accumulate", "train.recompute")
+_FREE += ("train.compile", "valid.samples")
 
 
 def _flat(values: dict[str, Any], above: str = "") -> dict[str, Any]:

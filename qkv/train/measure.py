@@ -10,8 +10,10 @@ from qkv.data.pair import Pair
 from qkv.errors import InputError
 from qkv.text.tokeniser import Tokeniser
 from qkv.train.fit import RECIPE
-from qkv.train.recipe import Recipe, model_spec, read_recipe
-from qkv.train.task import read_part, tokenisers
+from qkv.train.pairs import read_part, tokenisers
+from qkv.train.reading import find_tokeniser, text_spec
+from qkv.train.recipe import model_spec, read_recipe
+from qkv.train.sections import PairRecipe, Recipe, TextRecipe
 from qkv.weights.folder import SOURCE, SPEC, TARGET
 from qkv.weights.huggingface import is_checkpoint, read_checkpoint
 
@@ -31,6 +33,10 @@ def measure(what: Path, changes: list[str], vocabulary: str | None) -> Measured:
     if what.is_dir():
         return _run(what, changes)
     recipe = read_recipe(what, changes)
+    if isinstance(recipe, TextRecipe):
+        if vocabulary is not None:
+            raise InputError("--vocabulary: a model of text has one, of text.size tokens; change that instead")
+        return _text(text_spec(recipe, find_tokeniser(recipe, what)), recipe)
     if vocabulary is not None:
         source, target = _sizes(vocabulary)
         return _assumed(model_spec(recipe, source=source, target=target), recipe)
@@ -42,7 +48,7 @@ def measure(what: Path, changes: list[str], vocabulary: str | None) -> Measured:
     return _counted(model_spec(recipe, source=source.size, target=target.size), recipe, pairs, source, target)
 
 
-def _counted(s: spec.Model, recipe: Recipe, pairs: list[Pair], source: Tokeniser, target: Tokeniser) -> Measured:
+def _counted(s: spec.Model, recipe: PairRecipe, pairs: list[Pair], source: Tokeniser, target: Tokeniser) -> Measured:
     part = pairs[:: max(1, len(pairs) // 2000)]
     sides = source.encode_batch([p.source for p in part]), target.encode_batch([p.target for p in part])
     return Measured(s, *(max(1, round(sum(map(len, ids)) / len(ids)) + 1) for ids in sides), recipe)  # and start or end
@@ -60,11 +66,19 @@ def _run(folder: Path, changes: list[str]) -> Measured:
     recipe = read_recipe(folder / RECIPE) if (folder / RECIPE).is_file() else None
     if recipe is None:
         return _assumed(s, None)
+    if isinstance(recipe, TextRecipe):
+        return _text(s, recipe)
     try:
         pairs = read_part(recipe.data, "train")
     except InputError:  # a run that was brought here without its data
         return _assumed(s, recipe)
     return _counted(s, recipe, pairs, Tokeniser.load(folder / SOURCE), Tokeniser.load(folder / TARGET))
+
+
+def _text(s: spec.Model, recipe: TextRecipe) -> Measured:
+    """Pieces as long as they may be: most of a corpus is cut to that."""
+    lengths = (min(recipe.data.length or embed.length, embed.length) if embed else 0 for embed in (s.source, s.target))
+    return Measured(s, *lengths, recipe)
 
 
 def _assumed(s: spec.Model, recipe: Recipe | None) -> Measured:

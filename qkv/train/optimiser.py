@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from qkv.errors import InputError
-from qkv.train.recipe import Training
+from qkv.train.sections import Training
 
 
 def optimiser(model: nn.Module, recipe: Training) -> torch.optim.Optimizer:

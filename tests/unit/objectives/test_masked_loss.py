@@ -49,7 +49,7 @@ def test_the_loss_is_the_sum_of_negative_log_probabilities_of_what_stood_there()
 def test_logits_are_computed_only_where_a_target_stands() -> None:
     body, (batch,) = model("bert"), batches()
     seen = []
-    body.head.register_forward_hook(lambda _module, _given, logits: seen.append(len(logits)))
+    body.head.linear.register_forward_hook(lambda _module, _given, logits: seen.append(len(logits)))
     masked.loss(body, batch)
     assert seen == [len(batch.at)]
 

@@ -25,7 +25,7 @@ from qkv.evaluate import evaluate
 from qkv.nn import build
 from qkv.objectives.seq2seq import inputs, loss
 from qkv.train import fit, read_recipe
-from qkv.train.task import prepare
+from qkv.train.pairs import prepare
 from qkv.weights import load
 from qkv.weights.file import load_tensors, save_tensors
 

@@ -1,30 +1,77 @@
-"""From a recipe to what training needs: tokenisers, encoded pairs, held-out examples, the model's spec."""
+"""Learning from pairs: tokenisers, encoded pairs, held-out examples that are really decoded."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from qkv import spec
-from qkv.data.batches import EncodedPairs
+from qkv.data.batches import Batch, Batches, EncodedPairs, Place
 from qkv.data.pair import Example, Pair, group, hold_out
 from qkv.data.readers import read_pairs
 from qkv.decode.predict import source_ids
 from qkv.decode.settings import Decoding
 from qkv.errors import InputError
+from qkv.evaluate import evaluate
+from qkv.objectives import seq2seq
+from qkv.objectives.term import Term
 from qkv.text.tokeniser import Tokeniser, train_tokeniser
 from qkv.train.checkpoint import LAST
-from qkv.train.recipe import Data, Recipe, Text, model_spec
-from qkv.weights.folder import SOURCE, TARGET
+from qkv.train.recipe import model_spec
+from qkv.train.sections import Data, PairRecipe, Text
+from qkv.weights.folder import SOURCE, TARGET, AnyModel, Loaded
 
 
 @dataclass(frozen=True)
-class Task:
+class PairWork:
+    """See `qkv.train.work.Work`."""
+
+    recipe: PairRecipe
     pairs: EncodedPairs
     valid: list[Example]
     source: Tokeniser
     target: Tokeniser
     spec: spec.Model
+
+    kinds = ("loss",)
+
+    @property
+    def metric(self) -> str:
+        return self.recipe.valid.metric
+
+    def digest(self) -> str:
+        return self.pairs.digest()
+
+    def write_down(self, folder: Path) -> None:
+        self.source.save(folder / SOURCE)
+        self.target.save(folder / TARGET)
+
+    def check(self) -> None:
+        self._batches().in_epoch(0)
+
+    def from_place(self, epoch: int, index: int) -> Iterator[tuple[Place, Batch]]:
+        return self._batches().from_place(epoch, index)
+
+    def _batches(self) -> Batches:
+        return Batches(self.pairs, self.recipe.train.batch_tokens, self.recipe.seed, self.recipe.train.workers)
+
+    def prepare(self, part: Batch, step: int) -> seq2seq.Inputs:  # noqa: ARG002  # the same in every step
+        return seq2seq.inputs(part, start=self.spec.start, end=self.spec.end)
+
+    def losses(self, model: AnyModel, part: seq2seq.Inputs) -> tuple[Term, ...]:
+        how = self.recipe.train
+        total = seq2seq.loss(model, part, smoothing=how.smoothing, own=how.own, agree=how.agree)
+        return (Term(total, len(part.labels)),)
+
+    def score(self, model: AnyModel) -> dict[str, float]:
+        """Real decoding and the real metric."""
+        how = Decoding(beams=self.recipe.valid.beams, unknown=self.recipe.data.unknown)
+        found = evaluate(Loaded(model, self.source, self.target), self.valid, how)
+        return {"per": found.per, "wer": found.wer}
+
+    def say(self, model: AnyModel) -> list[str]:  # noqa: ARG002
+        return []
 
 
 def read_part(data: Data, part: str) -> list[Pair]:
@@ -67,7 +114,7 @@ def tokenisers(text: Text, pairs: list[Pair]) -> tuple[Tokeniser, Tokeniser]:
     )
 
 
-def prepare(recipe: Recipe, folder: Path) -> Task:
+def prepare(recipe: PairRecipe, folder: Path) -> PairWork:
     """Reads the data and trains the tokenisers, or takes those that the run's folder already has."""
     pairs = read_part(recipe.data, "train")
     if all((folder / name).is_file() for name in (LAST, SOURCE, TARGET)):
@@ -75,6 +122,8 @@ def prepare(recipe: Recipe, folder: Path) -> Task:
     else:
         source, target = tokenisers(recipe.text, pairs)
     s = model_spec(recipe, source=source.size, target=target.size, start=target.start, end=target.end)
+    if recipe.train.own and not isinstance(s.decoder, spec.RecurrentDecoder):
+        raise InputError("train.own: only a recurrent decoder can read its own outputs in training; set it to 0")
     valid = group(read_part(recipe.data, "valid"))
     if recipe.valid.unseen:
         seen = {p.source for p in pairs}
@@ -89,10 +138,10 @@ def prepare(recipe: Recipe, folder: Path) -> Task:
         valid = [e for e in valid if len(source.encode(e.source)) < s.source.length]
     how = Decoding(unknown=recipe.data.unknown)  # what cannot be read is said before training, not hours into it
     source_ids(source, [e.source for e in valid], [e.where for e in valid], s.source.length - 1, how)
-    return Task(encoded, valid, source, target, s)
+    return PairWork(recipe, encoded, valid, source, target, s)
 
 
-def _encode(recipe: Recipe, pairs: list[Pair], source: Tokeniser, target: Tokeniser, s: spec.Model) -> EncodedPairs:
+def _encode(recipe: PairRecipe, pairs: list[Pair], source: Tokeniser, target: Tokeniser, s: spec.Model) -> EncodedPairs:
     assert s.source is not None
     assert s.target is not None
     sources, targets = source.encode_batch([p.source for p in pairs]), target.encode_batch([p.target for p in pairs])

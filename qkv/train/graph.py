@@ -1,0 +1,136 @@
+"""The forward and backward pass of a batch as one CUDA graph, once batches of the same shape come again.
+
+A step of a small model is a thousand kernels, each shorter than the time in which the host launches it. Packed batches
+of language models all have one shape: their launches are recorded once and then replayed by one call. Batches of varied
+lengths hardly ever repeat, and go on as they came.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from qkv.nn import Ragged
+
+Totals = tuple[Tensor, ...]
+AnyPart = TypeVar("AnyPart", bound=tuple[Any, ...])
+
+_PLAINLY = 2  # times that a shape runs before it is recorded: what is compiled or planned is then there
+_GRAPHS = 4
+_SHAPES = 64  # that are remembered: among varied lengths nearly every batch has its own
+
+
+class Graphed:
+    """Calls `backward`, which adds a part's gradient to the parameters' `.grad` and returns its losses, detached.
+
+    It is recorded with the addresses that it uses: gradients must be zeroed in place, never set to None, and autocast
+    be entered inside, for its copies of the weights are made anew in every pass. What it asks the host for (a number,
+    a copy to the device) cannot be recorded; then a warning says so and everything runs plainly. Dropout in a replay
+    follows the random state of the moment, as in any other call.
+    """
+
+    def __init__(self, backward: Callable[[Any], Totals]):
+        self.backward = backward
+        self.seen: OrderedDict[Hashable, int] = OrderedDict()
+        self.kept: dict[Hashable, Any] = {}  # parts whose tensors a graph reads
+        self.graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Totals]] = {}
+        self.stream: torch.cuda.Stream | None = None
+        self.on = True
+
+    def __call__(self, part: AnyPart) -> Totals:
+        if not self.on or _device(part).type != "cuda":
+            return self.backward(part)
+        shape = shape_of(part)
+        if shape in self.graphs:
+            return self._replayed(shape, part)
+        times = self.seen.pop(shape, 0) + 1
+        self.seen[shape] = times
+        if len(self.seen) > _SHAPES:
+            self.kept.pop(self.seen.popitem(last=False)[0], None)
+        if times < _PLAINLY or len(self.graphs) == _GRAPHS:
+            return self._beside(part)
+        if shape not in self.kept:
+            self.kept[shape] = _copy(part)  # what the layers plan about its layouts is planned before the recording
+            return self._beside(self.kept[shape])
+        return self._replayed(shape, part) if self._record(shape) else self.backward(part)
+
+    def _beside(self, part: Any) -> Totals:
+        """On the stream of the recording: gradients are added where their parameters were first used."""
+        if self.stream is None:
+            self.stream = torch.cuda.Stream()
+        now = torch.cuda.current_stream()
+        self.stream.wait_stream(now)
+        with torch.cuda.stream(self.stream):
+            totals = self.backward(part)
+        now.wait_stream(self.stream)
+        for total in totals:
+            total.record_stream(now)
+        return totals
+
+    def _record(self, shape: Hashable) -> bool:
+        graph = torch.cuda.CUDAGraph()
+        # one pool serves all: no two graphs run at the same time, and totals are copied out at once
+        pool = next(iter(self.graphs.values()))[0].pool() if self.graphs else None
+        try:
+            # other threads, a loader's say, may use the device meanwhile
+            with torch.cuda.graph(graph, pool, self.stream, capture_error_mode="thread_local"):
+                totals = self.backward(self.kept[shape])
+        except RuntimeError as error:
+            self.on = False
+            self.kept.clear()
+            for generator in torch.cuda.default_generators:  # a recording that broke off leaves them in its hands
+                generator.graphsafe_set_state(generator.clone_state())
+            warnings.warn(f"this step cannot be a CUDA graph and runs without: {_first_line(error)}", stacklevel=4)
+            return False
+        self.graphs[shape] = graph, totals
+        del self.seen[shape]  # what the graph reads is never forgotten
+        return True
+
+    def _replayed(self, shape: Hashable, part: Any) -> Totals:
+        graph, totals = self.graphs[shape]
+        _fill(self.kept[shape], part)
+        graph.replay()
+        return tuple(total.clone() for total in totals)
+
+
+def shape_of(part: tuple[Any, ...]) -> Hashable:
+    """All that a recording depends on but the numbers in the tensors."""
+    return type(part), *(_shape(field) for field in part)
+
+
+def _shape(field: Any) -> Hashable:
+    if isinstance(field, Ragged):
+        return field.layout.sizes, _shape(field.values)
+    return (field.shape, field.dtype) if isinstance(field, Tensor) else field
+
+
+def _device(part: tuple[Any, ...]) -> torch.device:
+    tensors = (field.values if isinstance(field, Ragged) else field for field in part)
+    return next((t.device for t in tensors if isinstance(t, Tensor)), torch.device("cpu"))
+
+
+def _copy(part: AnyPart) -> AnyPart:
+    return type(part)(*(_copied(field) for field in part))
+
+
+def _copied(field: Any) -> Any:
+    if isinstance(field, Ragged):
+        return field.like(field.values.clone())
+    return field.clone() if isinstance(field, Tensor) else field
+
+
+def _fill(kept: tuple[Any, ...], part: tuple[Any, ...]) -> None:
+    for old, new in zip(kept, part, strict=True):
+        if isinstance(old, Ragged):
+            old.values.copy_(new.values)
+        elif isinstance(old, Tensor):
+            old.copy_(new)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0]

@@ -1,0 +1,101 @@
+"""What the machine can do at best, and what training asks of it: the two sides of a share of the peak.
+
+share = tokens a second x work a token / matrix peak. Chowdhery et al. 2022, appendix B, call it model FLOPs
+utilisation; their peak is the maker's figure, ours is measured.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+
+from qkv import spec
+from qkv.look.cost import cost
+from qkv.nn import Ragged
+
+_SAMPLES = 8  # at least; the best counts, for a disturbed sample says nothing of the machine
+
+
+def matrix_peak(device: torch.device | str, half: bool) -> float:
+    """FLOP/s of a large matrix product, in bfloat16 if `half`; measured once a process and device, then remembered."""
+    device = torch.device(device)
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    return _remembered(device, half, torch.get_float32_matmul_precision())
+
+
+@cache
+def _remembered(device: torch.device, half: bool, _: str) -> float:
+    return measured_peak(device, half)
+
+
+def measured_peak(device: torch.device, half: bool, seconds: float = 0.15) -> float:
+    """The same, measured anew over about so many seconds. On a CPU always in float32, as we train there."""
+    on_gpu = device.type == "cuda"
+    n, kind = (8192 if half else 4096, torch.bfloat16 if half else torch.float32) if on_gpu else (1024, torch.float32)
+    # a generator of its own: a run's random numbers must not depend on whether somebody measured
+    chance = torch.Generator(device).manual_seed(0)
+    a, b = (torch.randn(n, n, device=device, generator=chance).to(kind) for _ in range(2))
+    out = torch.empty_like(a)
+
+    def product() -> None:
+        torch.mm(a, b, out=out)
+
+    product()  # the first one loads libraries and takes memory
+    began, sample = time.perf_counter(), max(timed(product, 1, device), 1e-6)
+    repeats, best = max(1, int(seconds / _SAMPLES / sample)), sample
+    while time.perf_counter() - began < seconds:
+        best = min(best, timed(product, repeats, device))
+    return 2.0 * n**3 / best
+
+
+def timed(call: Callable[[], object], repeats: int, device: torch.device) -> float:
+    """Seconds a call. A GPU works behind the host's back, so its own clock is asked."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for _ in range(repeats):
+            call()
+        end.record()
+        torch.cuda.synchronize(device)
+        return float(begin.elapsed_time(end)) / 1e3 / repeats
+    began = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    return (time.perf_counter() - began) / repeats
+
+
+def work_per_token(
+    model: spec.Model, *, source_length: float = 0, target_length: float = 0, judged: float = 1.0
+) -> float:
+    """FLOPs that training needs a token: 6 a weight that multiplies it, and attention's at these lengths.
+
+    Tokens are all that are read, source and target. Sequences of many lengths n cost what those of sum(n²) / sum(n)
+    tokens do. `judged`: the share of tokens whose logits are worked out, such as the 0.15 that are masked. Attention is
+    counted whole, also where a causal mask hides half of it, as is the custom.
+    """
+    m, n = (max(1, round(length)) if length else 0 for length in (source_length, target_length))
+
+    def training(part: spec.Model) -> int:
+        return cost(part, source_length=m, target_length=n).training_pair
+
+    work = float(training(model))
+    if judged != 1 and model.head is not None and model.head.at_each_token:
+        alone = spec.replace(model, beside=None)
+        work -= (1 - judged) * (training(alone) - training(spec.replace(alone, head=None)))
+    tokens = (m if model.encoder is not None else 0) + (n if model.decoder is not None else 0)
+    return work / tokens
+
+
+def work_on(model: spec.Model, part: Sequence[Any]) -> float:
+    """The same at the lengths of a part of a batch, and for the logits that it asks for."""
+    sizes = [field.layout.sizes for field in part if isinstance(field, Ragged)]
+    means = [sum(n * n for n in side) / sum(side) for side in sizes]
+    source, target = (means[0], means[-1] if len(means) > 1 else 0.0) if model.encoder is not None else (0.0, means[0])
+    asked = part.targets[0] / sum(sizes[-1]) if model.decoder is None else 1.0  # type: ignore[attr-defined]
+    return work_per_token(model, source_length=source, target_length=target, judged=min(asked, 1.0))

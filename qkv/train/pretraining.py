@@ -1,0 +1,166 @@
+"""Learning from text alone: pieces of documents under one or several objectives, perplexity of held-out text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from qkv import spec
+from qkv.data.batches import Place
+from qkv.data.chance import Chance, Ints, Pieces
+from qkv.data.encoded import Encoded
+from qkv.data.framing import framed
+from qkv.data.pieces import PieceBatch, PieceBatches
+from qkv.data.stream import Stream
+from qkv.decode.predict import evaluating
+from qkv.errors import InputError
+from qkv.objectives import causal, denoise, masked, mix, span
+from qkv.objectives.term import Term, to_device
+from qkv.text.marks import Marks, marks
+from qkv.train.reading import Cutting, find_tokeniser, held_out_text, text_spec, training_text
+from qkv.train.samples import said
+from qkv.train.sections import TextRecipe
+from qkv.weights.folder import SOURCE, AnyModel, Loaded
+
+_CERTAIN = 700.0  # a mean loss above which its exponential is no number
+
+
+@dataclass(frozen=True)
+class TextWork:
+    """See `qkv.train.work.Work`."""
+
+    recipe: TextRecipe
+    cutting: Cutting
+    train: Encoded | Stream
+    about: str  # digest of the training text
+    valid: Encoded
+
+    metric = "perplexity"
+
+    @property
+    def spec(self) -> spec.Model:
+        return self.cutting.spec
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return ("loss", "next_sentence_loss") if self.cutting.pairs else ("loss",)
+
+    def digest(self) -> str:
+        return self.about
+
+    def check(self) -> None:
+        if isinstance(self._batches, PieceBatches):
+            self._batches.in_epoch(0)
+        if not self._held_out:
+            raise InputError("the held-out text is empty; name more under data.valid")
+
+    def write_down(self, folder: Path) -> None:
+        self.cutting.tokeniser.save(folder / SOURCE)
+
+    def from_place(self, epoch: int, index: int) -> Iterator[tuple[Place, PieceBatch]]:
+        return self._batches.from_place(epoch, index)
+
+    @cached_property
+    def _batches(self) -> PieceBatches | Stream:
+        if isinstance(self.train, Stream):
+            return self.train
+        how = self.recipe.train
+        return PieceBatches(self.cutting(self.train), how.batch_tokens, self.recipe.seed, how.workers)
+
+    @cached_property
+    def _marks(self) -> Marks:
+        return marks(self.cutting.tokeniser)
+
+    def objective(self, step: int) -> str:
+        """The one that a step has."""
+        chosen = self.recipe.objective.chosen
+        if len(chosen) == 1:
+            return next(iter(chosen))
+        return mix.choose({name: how.weight for name, how in chosen.items()}, seed=self.recipe.seed, step=step)
+
+    def prepare(self, part: PieceBatch, step: int) -> Any:
+        name, chance = self.objective(step), Chance(self.recipe.seed, part.epoch)
+        how: Any = self.recipe.objective.chosen[name]
+        if name == "causal":
+            return causal.prepare(part.pieces, start=None if self.cutting.packed else self.cutting.tokeniser.start)
+        whole, kinds = framed(part, self.cutting.frame)
+        if name == "masked":
+            assert isinstance(self.spec.source, spec.Embed)
+            segments = kinds if self.spec.source.segments and self.cutting.pairs else None
+            return masked.prepare(whole, self._marks, chance, how, segments=segments, follows=part.follows)
+        make = denoise.prepare if name == "denoise" else span.prepare
+        return make(whole, self._marks, chance, how, model=self.spec)
+
+    def losses(self, model: Any, part: Any) -> tuple[Term, ...]:
+        if isinstance(part, masked.Inputs):
+            return masked.losses(model, part)
+        if isinstance(part, causal.Inputs):
+            return (causal.loss(model, part),)
+        return (denoise.loss(model, part, smoothing=self.recipe.train.smoothing),)
+
+    @cached_property
+    def _held_out(self) -> list[PieceBatch]:
+        """The same pieces, spoilt in the same way, whenever they are scored."""
+        source, budget = self.cutting(self.valid), self.recipe.train.batch_tokens
+        lengths = source.lengths(0)
+        before = np.cumsum(lengths) - lengths
+        numbers = np.flatnonzero(before < self.recipe.valid.tokens)
+        batches = np.split(numbers, np.flatnonzero(np.diff(before[numbers] // budget)) + 1)
+        return [source.take(0, batch) for batch in batches if len(batch)]
+
+    @torch.no_grad()
+    def score(self, model: AnyModel) -> dict[str, float]:
+        """Perplexity of the tokens that are asked for; of masked ones that is no probability of the text."""
+        sums = torch.zeros(len(self.kinds), 2, dtype=torch.float64)
+        with evaluating(model):
+            for step, batch in enumerate(self._held_out):
+                found = self.losses(model, to_device(self.prepare(batch, step), model.device))
+                sums += torch.tensor([[float(term.total), term.targets] for term in found], dtype=torch.float64)
+        means = [total / max(targets, 1) for total, targets in sums.tolist()]
+        return {"perplexity": math.exp(min(means[0], _CERTAIN))} | dict(zip(self.kinds, means, strict=True))
+
+    def say(self, model: AnyModel) -> list[str]:
+        wanted = self.recipe.valid.samples
+        places = [number * len(self._held_out) // max(1, wanted) for number in range(wanted)]
+        with evaluating(model), torch.no_grad():
+            return [self._said(model, self._held_out[place], number) for number, place in enumerate(places)]
+
+    def _said(self, model: AnyModel, batch: PieceBatch, number: int) -> str:
+        """Of a batch, the piece whose place in it is the sample's number."""
+        lengths, row = batch.pieces.lengths, number % len(batch)
+        begin = int(lengths[:row].sum())
+        ids = batch.pieces.ids[begin : begin + int(lengths[row])]
+
+        def prepared(text: Ints) -> Any:
+            return self.prepare(PieceBatch(0, Pieces.of(text, [len(text)], [number])), number)
+
+        return said(model, self.cutting.tokeniser, ids, prepared)
+
+
+def prepare(recipe: TextRecipe, folder: Path) -> TextWork:
+    """Reads the text and trains the tokeniser, or takes the one that the run's folder has."""
+    if recipe.train.smoothing and {"causal", "masked"} & set(recipe.objective.chosen):
+        raise InputError("train.smoothing: goes with denoise and span; set it to 0 for causal and masked")
+    tokeniser = find_tokeniser(recipe, folder)
+    cutting = Cutting(recipe, tokeniser, text_spec(recipe, tokeniser))
+    valid = held_out_text(recipe, tokeniser)
+    return TextWork(recipe, cutting, *training_text(recipe, cutting), valid)
+
+
+def perplexity(loaded: Loaded, recipe: TextRecipe, data: list[str] | None) -> dict[str, float]:
+    """The score of a finished model on all of some text, by default on all of the recipe's held-out text."""
+    if loaded.source is None:
+        raise InputError("this model has no tokeniser, so that no text can be scored; give one that was trained here")
+    if data is not None:
+        recipe = replace(recipe, data=replace(recipe.data, valid=data))
+    recipe = replace(recipe, valid=replace(recipe.valid, tokens=2**62))
+    valid = held_out_text(recipe, loaded.source)
+    work = TextWork(recipe, Cutting(recipe, loaded.source, loaded.model.spec), valid, "", valid)
+    return work.score(loaded.model) | {"tokens": float(valid.tokens)}

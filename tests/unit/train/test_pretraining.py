@@ -1,0 +1,238 @@
+"""Pretraining from text: every objective learns, resumes to the bit, and says what it now knows."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from qkv.data import corpus
+from qkv.errors import InputError
+from qkv.train import fit, read_recipe
+from qkv.train.checkpoint import LAST
+from qkv.train.pretraining import perplexity, prepare
+from qkv.weights import load
+from qkv.weights.file import load_tensors
+
+loop = importlib.import_module("qkv.train.fit")  # the module: the package has a function of that name
+RECIPES = Path(__file__).parents[3] / "recipes"
+FAMILIES = ("gpt2", "bert", "roberta", "bart", "t5")
+# the mini recipes at a size for tests: text is written here, a few sentences said over and over
+TINY = [
+    "model.width=32", "model.heads=2", "model.layers=1", "model.hidden=64", "model.length=64", "data.length=32",
+    "text.size=400", "train.batch_tokens=512", "train.steps=6", "train.log_every=2", "train.warmup=2",
+    "valid.every=3", "valid.tokens=600",
+]  # fmt: skip
+OWN = {"bart": ["model.decoder_layers=1", "model.decoder_heads=2", "model.decoder_hidden=64"],
+       "t5": ["model.decoder_layers=1", "model.length=64"]}  # fmt: skip
+
+
+def write_text(folder: Path, documents: int = 60) -> Path:
+    chance = random.Random(3)
+    who, does, what = (
+        ("The cat", "A dog", "My aunt", "The king"),
+        ("sees", "likes", "finds"),
+        ("tea", "a house", "bees"),
+    )
+    path = folder / "text.txt"
+    with open(path, "w", encoding="utf-8") as file:
+        for _ in range(documents):
+            said = [f"{chance.choice(who)} {chance.choice(does)} {chance.choice(what)}." for _ in range(6)]
+            file.write("\n".join(said) + "\n\n")
+    return path
+
+
+def recipe_of(family: str, folder: Path, *changes: str):
+    text = write_text(folder)
+    data = [f"data.train={text}", "data.format=blank", "data.hold_out=0.2"]
+    return read_recipe(RECIPES / f"pretrain-{family}-mini.yaml", [*TINY, *OWN.get(family, []), *data, *changes])
+
+
+def run_all(recipe, folder: Path) -> list:
+    return list(fit(recipe, folder, device="cpu"))
+
+
+def weights(folder: Path) -> bytes:
+    return (folder / "model.safetensors").read_bytes()
+
+
+# of a text of so few words; a model that says all of them equally often begins at the logarithm of its vocabulary, 6
+REACHED = {"gpt2": 1.3, "bert": 2.5, "roberta": 2.3, "bart": 2.2, "t5": 2.9}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_mini_recipe_at_a_tiny_size_reaches_its_loss(family, tmp_path):
+    recipe = recipe_of(family, tmp_path, "train.steps=80", "valid.every=80", "train.learning_rate=0.01",
+                       "train.schedule=linear", "valid.samples=1")  # fmt: skip
+    records = run_all(recipe, tmp_path / "run")
+    valid = next(record for record in records if record.kind == "valid")
+    assert valid.values["loss"] < REACHED[family]
+    assert valid.values["perplexity"] == pytest.approx(math.exp(valid.values["loss"]))
+    assert len(valid.samples) == 1
+    assert valid.samples[0]
+    loaded = load(tmp_path / "run")
+    assert perplexity(loaded, recipe, None)["perplexity"] == pytest.approx(valid.values["perplexity"], rel=1e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("changes", [(), ("train.workers=3",), ("data.stream=true", "train.workers=2")],
+                         ids=["plain", "workers", "stream"])  # fmt: skip
+def test_a_stopped_run_resumes_to_the_bit(family, changes, tmp_path):
+    recipe = recipe_of(family, tmp_path, "train.save_every=1", "train.accumulate=2", *changes)
+    run_all(recipe, tmp_path / "whole")
+    stopped = fit(recipe, tmp_path / "cut", device="cpu")
+    for _ in range(2):
+        next(stopped)
+    stopped.close()
+    torch.manual_seed(99)  # the next process starts with another random state
+    run_all(recipe, tmp_path / "cut")
+    assert weights(tmp_path / "cut") == weights(tmp_path / "whole")
+
+
+def test_workers_change_no_weight(tmp_path):
+    found = []
+    for workers in (0, 3):
+        recipe = recipe_of("bert", tmp_path, f"train.workers={workers}")
+        run_all(recipe, tmp_path / f"run{workers}")
+        found.append(weights(tmp_path / f"run{workers}"))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("change", ["train.ema=0.9", "train.recompute=true", "train.average=2"])
+def test_every_way_of_training_resumes_to_the_bit(change, tmp_path):
+    recipe = recipe_of("gpt2", tmp_path, "train.save_every=1", change)
+    run_all(recipe, tmp_path / "whole")
+    stopped = fit(recipe, tmp_path / "cut", device="cpu")
+    for _ in range(3):
+        next(stopped)
+    stopped.close()
+    run_all(recipe, tmp_path / "cut")
+    assert weights(tmp_path / "cut") == weights(tmp_path / "whole")
+
+
+def test_working_activations_out_again_changes_no_weight(tmp_path):
+    for change in ("false", "true"):
+        run_all(recipe_of("t5", tmp_path, f"train.recompute={change}"), tmp_path / change)
+    assert weights(tmp_path / "true") == weights(tmp_path / "false")
+
+
+def test_the_averaged_weights_are_what_is_scored_and_kept(tmp_path):
+    run_all(recipe_of("gpt2", tmp_path, "train.ema=0.5"), tmp_path / "run")
+    kept, _ = load_tensors(tmp_path / "run" / "model.safetensors")
+    last, _ = load_tensors(tmp_path / "run" / LAST)
+    name = "target.tokens.weight"
+    assert torch.equal(kept[name], last[f"trailing.{name}"])
+    assert not torch.equal(kept[name], last[f"model.{name}"])
+
+
+def test_a_built_corpus_trains_as_its_text_does(tmp_path):
+    from qkv.data.shards import build
+
+    text = write_text(tmp_path)
+    recipe = recipe_of("bert", tmp_path, f"data.valid={text}")
+    run_all(recipe, tmp_path / "run")
+    tokeniser = load(tmp_path / "run").source
+    build(tmp_path / "shards", corpus.Corpus([text], format="blank"), tokeniser)
+    built = recipe_of("bert", tmp_path, f"data.train={tmp_path / 'shards'}", f"data.valid={text}",
+                      f"text.tokenizer={tmp_path / 'run'}", "text.size=null")  # fmt: skip
+    run_all(built, tmp_path / "built")
+    assert weights(tmp_path / "built") == weights(tmp_path / "run")
+
+
+def test_several_objectives_are_mixed_by_weight(tmp_path):
+    recipe = recipe_of("t5", tmp_path, "objective={span: {weight: 3}, denoise: {permute: false}}")
+    work = prepare(recipe, tmp_path)
+    taken = [work.objective(step) for step in range(400)]
+    assert taken.count("span") == pytest.approx(300, abs=40)
+    assert run_all(recipe, tmp_path / "run")[-1].kind == "finish"
+
+
+def test_next_sentences_have_a_loss_of_their_own(tmp_path):
+    records = run_all(recipe_of("bert", tmp_path), tmp_path / "run")
+    trained = [record.values for record in records if record.kind == "train"]
+    assert all(0 < values["next_sentence_loss"] < 3 for values in trained)
+    assert load(tmp_path / "run").model.beside is not None
+
+
+def test_the_log_holds_speed_share_time_left_and_samples(tmp_path):
+    run_all(recipe_of("gpt2", tmp_path), tmp_path / "run")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    train = next(line for line in lines if line["kind"] == "train")
+    assert train["tokens_per_second"] > 0
+    assert 0 < train["share"] < 1.5
+    assert train["seconds_left"] >= 0
+    assert [len(line["samples"]) for line in lines if line["kind"] == "valid"] == [2, 2]
+
+
+def test_weights_that_are_no_numbers_are_never_saved(tmp_path):
+    recipe = recipe_of("gpt2", tmp_path, "train.save_every=1", "train.steps=9", "valid.every=9")
+    run = fit(recipe, tmp_path / "run", device="cpu")
+    next(run)  # of step 2
+    saved = (tmp_path / "run" / LAST).read_bytes()
+    run.close()
+    broken = recipe_of("gpt2", tmp_path, "train.save_every=1", "train.steps=9", "valid.every=9")
+
+    class Diverging(loop.Run):
+        def step(self, ready, learning_rate, tally):
+            super().step(ready, learning_rate, tally)
+            with torch.no_grad():
+                next(self.model.parameters()).fill_(math.nan)  # as an endless gradient would, after a finite loss
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "Run", Diverging)
+        with pytest.raises(InputError, match="weights are not finite by step 2"):
+            run_all(broken, tmp_path / "run")
+    assert (tmp_path / "run" / LAST).read_bytes() == saved
+    run_all(recipe, tmp_path / "run")
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError(),
+                                   RuntimeError("DefaultCPUAllocator: can't allocate memory")])  # fmt: skip
+def test_no_memory_is_one_line_and_the_run_goes_on_with_smaller_parts(error, tmp_path, monkeypatch):
+    recipe = recipe_of("gpt2", tmp_path, "train.save_every=1")
+    steps = []
+
+    def step(self, ready, learning_rate, tally, real=loop.Run.step):
+        steps.append(1)
+        if len(steps) == 4:
+            raise error
+        real(self, ready, learning_rate, tally)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.Run, "step", step)
+        with pytest.raises(InputError, match=r"step 4: out of memory; raise train\.accumulate"):
+            run_all(recipe, tmp_path / "run")
+    smaller = recipe_of("gpt2", tmp_path, "train.save_every=1", "train.accumulate=4")
+    assert run_all(smaller, tmp_path / "run")[-1].kind == "finish"
+
+
+@pytest.mark.parametrize(
+    ("family", "change", "said"),
+    [
+        ("gpt2", "objective=masked", "masked needs an encoder, and gpt2 is a decoder; try causal"),
+        ("bert", "objective=causl", "unknown key 'objective.causl'; did you mean 'causal'"),
+        ("bert", "objective.masked.rate=2", "rate is 2"),
+        ("roberta", "objective.masked.next_sentence=true", "roberta has no head for it"),
+        ("bert", "data.length=65", "the model takes at most 64"),
+        ("bert", "data.length=4", "leaves no room for text"),
+        ("bert", "data.pieces=packed", "cut at sentences, not packed"),
+        ("bert", "data.hold_out=0", "no held-out text"),
+        ("bert", "data.valid=nowhere.txt", "nowhere.txt: no such file"),
+        ("bert", "train.batch_tokens=20", "set train.batch_tokens to"),
+        ("bert", "text={tokenizer: nowhere}", "nowhere"),
+        ("bert", "text.tokenizer=nowhere", "leave out those keys"),
+        ("bert", "text.size=null", "its own kind needs text.size"),
+        ("gpt2", "train.smoothing=0.1", "goes with denoise and span"),
+        ("gpt2", "train.agree=1", "go with pairs"),
+    ],
+)
+def test_a_slip_is_one_line_that_names_its_key(family, change, said, tmp_path):
+    with pytest.raises(InputError) as found:
+        run_all(recipe_of(family, tmp_path, change), tmp_path / "run")
+    assert said in str(found.value)
+    assert not (tmp_path / "run").exists()
