@@ -26,7 +26,7 @@ def train(
 ) -> None:
     """Train what RECIPE describes. Kill it at any moment: the same command goes on, as if it had never stopped."""
     from qkv.train import fit, read_recipe
-    from qkv.train.progress import events, show
+    from qkv.train.progress import events, say, show
 
     read = read_recipe(recipe, changes or [])
     folder = output or Path("runs") / read.name
@@ -38,9 +38,9 @@ def train(
     if tensorboard:
         records = events(records, folder)
     if not show(records, read.train.steps):
-        print(f"{folder} is already trained; try: qkv predict {folder}")
+        say(f"{folder} is already trained; try: qkv predict {folder}")
         return
-    print(f"trained: {folder}")
+    say(f"trained: {folder}")
 
 
 def _find_rate(recipe: Any, folder: Path, device: str | None) -> None:

@@ -74,6 +74,11 @@ def save_last(
     if trailing is not None:
         tensors |= {f"trailing.{name}": tensor for name, tensor in trailing.tensors().items()}
     save_tensors(folder / LAST, tensors, {"progress": json.dumps(dataclasses.asdict(progress))})
+    drop_snapshots(folder, progress)
+
+
+def drop_snapshots(folder: Path, progress: Progress) -> None:
+    """Lets weights go that will not be averaged; not before a checkpoint that does without them is there."""
     kept = {snapshot(folder, step) for step in progress.snapshots}
     for path in folder.glob("step-*.safetensors"):
         if path not in kept:

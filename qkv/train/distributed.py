@@ -135,9 +135,10 @@ def spread(judge: nn.Module, model: nn.Module, kind: Kind, half: bool, ranks: Ra
 
 
 def _shard(model: nn.Module, half: bool, ranks: Ranks) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
-    mesh = dist.init_device_mesh(ranks.device.type, (ranks.size,))
+    mesh = init_device_mesh(ranks.device.type, (ranks.size,))
     # inputs are not cast and the root, with its embeddings, stays in float32: the residual stream is what it is in
     # one process
     thin = MixedPrecisionPolicy(

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -28,36 +29,40 @@ _SHAPES = 64  # that are remembered: among varied lengths nearly every batch has
 class Graphed:
     """Calls `backward`, which adds a part's gradient to the parameters' `.grad` and returns its losses, detached.
 
-    It is recorded with the addresses that it uses: gradients must be zeroed in place, never set to None, and autocast
-    be entered inside, for its copies of the weights are made anew in every pass. What it asks the host for (a number,
-    a copy to the device) cannot be recorded; then a warning says so and everything runs plainly. Dropout in a replay
-    follows the random state of the moment, as in any other call.
+    A recording holds the addresses that it used. Of the `parameters` it is known where their gradients lie: those that
+    are None before a part are made by the recording, in place of the last ones, and cost no addition. Who names no
+    parameters must zero gradients in place and never let go of them. Autocast is to be entered inside `backward`, for
+    its copies of the weights are made anew in every pass, and whatever else it reads must change in place.
+
+    What asks the host for something (a number, a copy to the device) cannot be recorded; then a warning says so and
+    everything runs plainly. Dropout in a replay follows the random state of the moment, as in any other call.
     """
 
-    def __init__(self, backward: Callable[[Any], Totals]):
+    def __init__(self, backward: Callable[[Any], Totals], parameters: Iterable[Tensor] = ()):
         self.backward = backward
+        self.parameters = list(parameters)
         self.seen: OrderedDict[Hashable, int] = OrderedDict()
-        self.kept: dict[Hashable, Any] = {}  # parts whose tensors a graph reads
-        self.graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Totals]] = {}
+        self.kept: dict[Hashable, Any] = {}  # parts whose tensors a recording reads
+        self.graphs: dict[Hashable, _Recorded] = {}
         self.stream: torch.cuda.Stream | None = None
         self.on = True
 
     def __call__(self, part: AnyPart) -> Totals:
         if not self.on or _device(part).type != "cuda":
             return self.backward(part)
-        shape = shape_of(part)
-        if shape in self.graphs:
-            return self._replayed(shape, part)
-        times = self.seen.pop(shape, 0) + 1
-        self.seen[shape] = times
+        key = shape_of(part), *(None if p.grad is None else p.grad.data_ptr() for p in self.parameters)
+        if key in self.graphs:
+            return self._replayed(key, part)
+        times = self.seen.pop(key, 0) + 1
+        self.seen[key] = times
         if len(self.seen) > _SHAPES:
             self.kept.pop(self.seen.popitem(last=False)[0], None)
         if times < _PLAINLY or len(self.graphs) == _GRAPHS:
             return self._beside(part)
-        if shape not in self.kept:
-            self.kept[shape] = _copy(part)  # what the layers plan about its layouts is planned before the recording
-            return self._beside(self.kept[shape])
-        return self._replayed(shape, part) if self._record(shape) else self.backward(part)
+        if key not in self.kept:
+            self.kept[key] = _copy(part)  # what the layers plan about its layouts is planned before the recording
+            return self._beside(self.kept[key])
+        return self._replayed(key, part) if self._record(key) else self.backward(part)
 
     def _beside(self, part: Any) -> Totals:
         """On the stream of the recording: gradients are added where their parameters were first used."""
@@ -72,30 +77,45 @@ class Graphed:
             total.record_stream(now)
         return totals
 
-    def _record(self, shape: Hashable) -> bool:
+    def _record(self, key: Hashable) -> bool:
         graph = torch.cuda.CUDAGraph()
         # one pool serves all: no two graphs run at the same time, and totals are copied out at once
-        pool = next(iter(self.graphs.values()))[0].pool() if self.graphs else None
+        pool = next(iter(self.graphs.values())).graph.pool() if self.graphs else None
+        before = [p.grad for p in self.parameters]
         try:
             # other threads, a loader's say, may use the device meanwhile
             with torch.cuda.graph(graph, pool, self.stream, capture_error_mode="thread_local"):
-                totals = self.backward(self.kept[shape])
+                totals = self.backward(self.kept[key])
         except RuntimeError as error:
-            self.on = False
-            self.kept.clear()
-            for generator in torch.cuda.default_generators:  # a recording that broke off leaves them in its hands
-                generator.graphsafe_set_state(generator.clone_state())
+            self._give_up(before)
             warnings.warn(f"this step cannot be a CUDA graph and runs without: {_first_line(error)}", stacklevel=4)
             return False
-        self.graphs[shape] = graph, totals
-        del self.seen[shape]  # what the graph reads is never forgotten
+        self.graphs[key] = _Recorded(graph, totals, [p.grad for p in self.parameters])
+        del self.seen[key]  # what the graph reads is never forgotten
         return True
 
-    def _replayed(self, shape: Hashable, part: Any) -> Totals:
-        graph, totals = self.graphs[shape]
-        _fill(self.kept[shape], part)
-        graph.replay()
-        return tuple(total.clone() for total in totals)
+    def _give_up(self, gradients: list[Tensor | None]) -> None:
+        self.on = False
+        self.kept.clear()
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            parameter.grad = gradient
+        for generator in torch.cuda.default_generators:  # a recording that broke off leaves them in its hands
+            generator.graphsafe_set_state(generator.clone_state())
+
+    def _replayed(self, key: Hashable, part: Any) -> Totals:
+        recorded = self.graphs[key]
+        _fill(self.kept[key], part)
+        recorded.graph.replay()
+        for parameter, gradient in zip(self.parameters, recorded.gradients, strict=True):
+            parameter.grad = gradient
+        return tuple(total.clone() for total in recorded.totals)
+
+
+@dataclass
+class _Recorded:
+    graph: torch.cuda.CUDAGraph
+    totals: Totals
+    gradients: list[Tensor | None]
 
 
 def shape_of(part: tuple[Any, ...]) -> Hashable:

@@ -40,15 +40,23 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
+def _speaks() -> bool:
+    """Of several processes only the first one does; torchrun tells each its number."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def say(text: str) -> None:
+    if _speaks():
+        print(text, flush=True)
+
+
 def show(records: Iterable[Record], steps: int) -> bool:
-    """Draws the records; False where there were none. Of several processes only the first one speaks."""
-    speaks = os.environ.get("RANK", "0") == "0"
-    if not speaks or not sys.stderr.isatty():
+    """Draws the records; False where there were none."""
+    if not _speaks() or not sys.stderr.isatty():
         seen = False
         for record in records:
             seen = True
-            if speaks:
-                print(line(record), flush=True)
+            say(line(record))
         return seen
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -85,6 +93,9 @@ def events(records: Iterable[Record], folder: Path) -> Iterator[Record]:
     except ImportError:
         raise InputError("--tensorboard needs the package: pip install 'qkv[tensorboard]'") from None
     writer = None
+    if not _speaks():
+        yield from records
+        return
     for record in records:
         writer = writer or SummaryWriter(str(folder / "tensorboard"))  # not before the run has claimed its folder
         for name, value in record.values.items():

@@ -26,7 +26,7 @@ from qkv.errors import InputError
 from qkv.files import write_text
 from qkv.nn.model import hollow
 from qkv.train.checkpoint import SHARDED_LAST as LAST
-from qkv.train.checkpoint import Progress
+from qkv.train.checkpoint import Progress, drop_snapshots
 from qkv.train.distributed import Ranks, by_first
 from qkv.weights.folder import AnyModel, fill, state
 
@@ -48,6 +48,7 @@ def save_sharded(
     notes = {"folder": name, "progress": dataclasses.asdict(progress)}
     by_first(ranks, lambda: write_text(folder / LAST, json.dumps(notes, indent=1) + "\n"))
     by_first(ranks, lambda: _remove(folder, keep=name))
+    by_first(ranks, lambda: drop_snapshots(folder, progress))
 
 
 def load_sharded(folder: Path, model: AnyModel, optimiser: torch.optim.Optimizer, ranks: Ranks) -> Progress:
@@ -148,7 +149,7 @@ def _alone_without_a_word() -> Iterator[None]:
         yield
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     """The first rank's own words, without the traceback that they came with."""
     failures = getattr(error, "failures", None) or {}
     inner = next((failure[0] for failure in failures.values()), error)

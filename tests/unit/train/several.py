@@ -1,0 +1,188 @@
+"""Tiny models trained for a few steps by however many processes there are; torchrun starts this file.
+
+    python -m torch.distributed.run --standalone --nproc-per-node 2 several.py FOLDER
+
+What a run found lies in FOLDER/<model>-<kind>: `losses.json`, `model.safetensors` and, of shards, its checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from qkv import spec
+from qkv.families import bert, gpt2, rnn, t5
+from qkv.files import write_text
+from qkv.nn import Decoder, Ragged, build
+from qkv.objectives import causal, masked, seq2seq
+from qkv.objectives.term import Term
+from qkv.train.checkpoint import Progress
+from qkv.train.distributed import Ranks, by_first, clip, gathered, join, leave, meeting, spread, total
+from qkv.train.sharded import load_sharded, refill, save_sharded, whole
+from qkv.weights.file import load_tensors, save_tensors
+from qkv.weights.folder import state
+
+STEPS, SAVE, PARTS = 5, 3, 3  # three parts a batch: two ranks cannot have as many each
+WORDS = 31
+
+
+class Case(NamedTuple):
+    spec: spec.Model
+    draw: Callable[[torch.Generator], Any]  # a part of a batch
+    losses: Callable[[Any, Any], tuple[Term, ...]]
+
+
+class Judge(nn.Module):
+    def __init__(self, model: nn.Module, losses: Callable[[Any, Any], tuple[Term, ...]]):
+        super().__init__()
+        self.model, self.losses = model, losses
+
+    def forward(self, part: Any) -> tuple[Term, ...]:
+        return self.losses(self.model, part)
+
+
+def run_of(chance: torch.Generator, sequences: int = 3) -> Ragged:
+    lengths = torch.randint(2, 9, (sequences,), generator=chance)
+    return Ragged.of(torch.randint(WORDS, (int(lengths.sum()),), generator=chance), lengths)
+
+
+def pairs_with_masks(chance: torch.Generator) -> masked.Inputs:
+    source = run_of(chance)
+    tokens = source.values
+    at = torch.arange(0, len(tokens), 3)
+    segments = torch.randint(2, tokens.shape, generator=chance)
+    return masked.Inputs(source, segments, at, tokens[at], torch.randint(2, (len(source),), generator=chance).bool())
+
+
+def text(chance: torch.Generator) -> causal.Inputs:
+    tokens = run_of(chance)
+    return causal.Inputs(tokens, None, torch.roll(tokens.values, -1))
+
+
+def pairs(chance: torch.Generator) -> seq2seq.Inputs:
+    source, target = run_of(chance), run_of(chance)
+    return seq2seq.Inputs(source, target, torch.roll(target.values, -1))
+
+
+def one(loss: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], tuple[Term, ...]]:
+    return lambda model, part: (Term(loss(model, part), len(part.labels)),)
+
+
+# odd widths, so that shards are not of one size
+_BERT = bert.Shape(width=18, heads=2, layers=2, hidden=25, length=16, dropout=0.1, attention_dropout=0.0)
+_GPT2 = gpt2.Shape(width=18, heads=2, layers=2, length=16, dropout=0.0, embed_dropout=0.0, attention_dropout=0.0)
+_T5 = t5.Shape(width=18, heads=2, key=5, layers=1, hidden=25, dropout=0.0, length=16)
+_RNN = rnn.Shape(width=12, hidden=14, layers=1, dropout=0.0, length=16)
+
+CASES = {
+    "bert": Case(bert.spec(_BERT, source=WORDS, head="pretraining"), pairs_with_masks, masked.losses),
+    "gpt2": Case(gpt2.spec(_GPT2, target=WORDS), text, lambda model, part: (causal.loss(model, part),)),
+    "t5": Case(t5.spec(_T5, source=WORDS, target=WORDS), pairs, one(seq2seq.loss)),
+    "rnn": Case(rnn.spec(_RNN, source=WORDS, target=WORDS), pairs, one(seq2seq.loss)),
+}
+
+
+def train(name: str, kind: str, folder: Path, ranks: Ranks) -> list[float]:
+    """Each step's loss over the global batch, from the folder's checkpoint if it has one."""
+    case = CASES[name]
+    torch.manual_seed(7)
+    model = build(case.spec)
+    judge = spread(Judge(model, case.losses), model, kind, False, ranks)
+    # a large epsilon: a key's bias has no gradient but rounding, which Adam would blow up to full steps
+    optimiser = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1, eps=1e-4, fused=True)
+    progress = load_sharded(folder, model, optimiser, ranks) if kind == "fsdp" else Progress()
+    losses = []
+    while progress.step < STEPS:
+        progress.step += 1
+        losses.append(step(case, judge, model, optimiser, progress.step, ranks))
+        if kind == "fsdp" and progress.step == SAVE:
+            save_sharded(folder, model, optimiser, progress, ranks)
+            validate(case, folder, model, judge, ranks)
+    weights = whole(model, ranks) if kind == "fsdp" else state(model)
+    by_first(ranks, lambda: save_tensors(folder / "model.safetensors", weights))
+    by_first(ranks, lambda: write_text(folder / "losses.json", json.dumps(losses)))
+    return losses
+
+
+def validate(case: Case, folder: Path, model: Any, judge: nn.Module, ranks: Ranks) -> None:
+    """What comes between two steps: all ranks ask the shards, and the first alone decodes."""
+    with torch.no_grad():
+        judge(case.draw(torch.Generator().manual_seed(0)))
+    with gathered(model) as piece:
+        if ranks.first and isinstance(piece, Decoder):
+            save_tensors(folder / "said.safetensors", {"logits": continued(piece.eval()), **state(piece)})
+
+
+def step(
+    case: Case, judge: nn.Module, model: nn.Module, optimiser: torch.optim.Optimizer, number: int, ranks: Ranks
+) -> float:
+    chance = torch.Generator().manual_seed(number)
+    parts = [case.draw(chance) for _ in range(PARTS)]
+    # every rank takes as many: one that has a part less works on one that counts for nothing
+    mine = range(ranks.rank, -(-PARTS // ranks.size) * ranks.size, ranks.size)
+    found = torch.zeros(())
+    optimiser.zero_grad(set_to_none=True)
+    counts = total(torch.tensor([targets(parts[place]) for place in mine if place < PARTS]).sum(0), ranks)  # [kinds]
+    for place in mine:
+        part, weight = parts[place % PARTS], float(place < PARTS)
+        torch.manual_seed(1000 * number + place)
+        with meeting(judge, last=place == mine[-1]):
+            terms = judge(part)
+            loss = sum(term.total / count for term, count in zip(terms, counts, strict=True)) * weight
+            (loss * ranks.size).backward()
+        found += loss.detach()
+    clip(model.parameters(), 1.0)
+    optimiser.step()
+    return float(total(found, ranks))
+
+
+def targets(part: Any) -> tuple[int, ...]:
+    return getattr(part, "targets", None) or (len(part.labels),)
+
+
+def continued(model: Any) -> Tensor:
+    """Logits behind prompts and behind two more tokens, by steps, which go round the model's forward."""
+    with torch.no_grad():
+        logits, going = model.read(run_of(torch.Generator().manual_seed(1)), 1, 4)
+        said = [logits]
+        for _ in range(2):
+            logits, going = model.step(said[-1].argmax(-1), going)
+            said.append(logits)
+    return torch.cat(said)
+
+
+def refilled(folder: Path, ranks: Ranks) -> None:
+    """Whole weights into shards, and out again."""
+    torch.manual_seed(8)
+    model = build(CASES["gpt2"].spec)
+    spread(Judge(model, CASES["gpt2"].losses), model, "fsdp", False, ranks)
+    refill(model, load_tensors(folder / "gpt2-fsdp" / "model.safetensors")[0], "there")
+    weights = whole(model, ranks)
+    by_first(ranks, lambda: save_tensors(folder / "refilled.safetensors", weights))
+
+
+def all_of_them(folder: Path, ranks: Ranks) -> None:
+    for name in CASES:
+        train(name, "ddp", folder / f"{name}-ddp", ranks)
+        train(name, "fsdp", folder / f"{name}-fsdp", ranks)
+        by_first(ranks, lambda name=name: copied(folder / f"{name}-fsdp", folder / f"{name}-resumed"))
+        train(name, "fsdp", folder / f"{name}-resumed", ranks)
+    refilled(folder, ranks)
+
+
+def copied(run: Path, folder: Path) -> None:
+    """A run as a kill would have left it after its checkpoint."""
+    shutil.copytree(run, folder, ignore=shutil.ignore_patterns("model.safetensors", "losses.json"))
+
+
+if __name__ == "__main__":
+    us = join("cpu")
+    all_of_them(Path(sys.argv[1]), us)
+    leave(us)

@@ -1,0 +1,110 @@
+"""The machine's peak and what a trained token needs, the two sides of a share."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from qkv import spec
+from qkv.errors import InputError
+from qkv.families import family
+from qkv.train import hardware
+from qkv.train.hardware import matrix_peak, measured_peak, work_per_token
+
+CPU = torch.device("cpu")
+WIDTH, HIDDEN, LAYERS, VOCABULARY = 8, 20, 3, 50
+
+
+def gpt2() -> spec.Model:
+    module = family("gpt2")
+    shape = module.Shape(width=WIDTH, heads=2, layers=LAYERS, hidden=HIDDEN, length=64)
+    made: spec.Model = module.spec(shape, target=VOCABULARY)
+    return made
+
+
+def bert(head: str) -> spec.Model:
+    module = family("bert")
+    shape = module.Shape(width=WIDTH, heads=2, layers=LAYERS, hidden=HIDDEN, length=64)
+    made: spec.Model = module.spec(shape, source=VOCABULARY, head=head)
+    return made
+
+
+def body(length: int) -> int:
+    """FLOPs of a token's forward pass: four projections, two feed-forward matrices, scores and mix."""
+    return LAYERS * (2 * (4 * WIDTH * WIDTH + 2 * WIDTH * HIDDEN) + 4 * length * WIDTH)
+
+
+def test_a_language_model_needs_six_flops_a_weight_and_its_attention() -> None:
+    by_hand = 3 * (body(length=10) + 2 * WIDTH * VOCABULARY)
+    assert work_per_token(gpt2(), target_length=10) == by_hand
+
+
+def test_the_work_is_the_customary_six_times_the_parameters_and_twelve_times_attention() -> None:
+    """GPT-2 small at 1024 tokens: 6 N + 12 · layers · width · length, but for tables that are looked up and biases."""
+    module = family("gpt2")
+    model, parameters = module.spec(module.SIZES["small"]), 124_439_808
+    customary = 6 * parameters + 12 * 12 * 768 * 1024
+    assert work_per_token(model, target_length=1024) == pytest.approx(customary, rel=0.01)
+
+
+def test_where_few_tokens_are_judged_only_their_logits_are_work() -> None:
+    dense, linear = 2 * WIDTH * WIDTH, 2 * WIDTH * VOCABULARY
+    by_hand = 3 * (body(length=10) + 0.15 * (dense + linear))
+    assert work_per_token(bert("masked_lm"), source_length=10, judged=0.15) == pytest.approx(by_hand)
+
+
+def test_a_head_beside_is_work_for_every_sequence_however_few_tokens_are_judged() -> None:
+    once = 2 * WIDTH * WIDTH + 2 * WIDTH * 2
+    beside = work_per_token(bert("pretraining"), source_length=10, judged=0.15)
+    assert beside - work_per_token(bert("masked_lm"), source_length=10, judged=0.15) == pytest.approx(3 * once / 10)
+
+
+def test_a_pair_is_counted_over_the_tokens_of_both_sides() -> None:
+    module = family("transformer")
+    shape = module.Shape(width=WIDTH, heads=2, layers=1, decoder_layers=1, hidden=HIDDEN)
+    model = module.spec(shape, source=VOCABULARY, target=VOCABULARY)
+    m, n, square, forward = 6, 4, 2 * WIDTH * WIDTH, 4 * WIDTH * HIDDEN
+    encoder = m * (4 * square + forward) + 4 * m * m * WIDTH
+    decoder = n * (4 * square + forward) + 4 * n * n * WIDTH
+    cross = n * 2 * square + m * 2 * square + 4 * m * n * WIDTH
+    by_hand = 3 * (encoder + decoder + cross + n * 2 * WIDTH * VOCABULARY) / (m + n)
+    assert work_per_token(model, source_length=m, target_length=n) == pytest.approx(by_hand)
+
+
+def test_sequences_of_many_lengths_cost_what_those_of_their_weighted_mean_do() -> None:
+    lengths = [2, 6, 12]
+    mean = sum(n * n for n in lengths) / sum(lengths)  # 9.2
+    each = sum(n * work_per_token(gpt2(), target_length=n) for n in lengths) / sum(lengths)
+    assert work_per_token(gpt2(), target_length=mean) == pytest.approx(each, rel=0.01)
+
+
+def test_a_length_that_the_model_does_not_take_is_refused() -> None:
+    with pytest.raises(InputError, match="target_length: 65 tokens; this model takes 1 to 64"):
+        work_per_token(gpt2(), target_length=65)
+
+
+def test_the_peak_is_measured_once_and_in_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    hardware._remembered.cache_clear()
+    torch.randn(8, 8) @ torch.randn(8, 8)
+    began = time.perf_counter()
+    first = matrix_peak("cpu", half=False)
+    assert time.perf_counter() - began < 1.0  # 0.2 s where nobody else is busy
+    assert first > 1e8
+    monkeypatch.setattr(hardware, "measured_peak", lambda *_: pytest.fail("measured again"))
+    assert matrix_peak(CPU, half=False) == first
+
+
+def test_measuring_leaves_a_runs_random_numbers_alone() -> None:
+    before = torch.get_rng_state()
+    measured_peak(CPU, half=False, seconds=0.01)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_best_sample_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = iter([0.4, 0.9, 0.2, 0.5, 0.3])
+    ticks = iter([0.0, 0.0, 0.0, 0.0, 0.0, 9.0])
+    monkeypatch.setattr(hardware, "timed", lambda *_: next(samples))
+    monkeypatch.setattr(hardware.time, "perf_counter", lambda: next(ticks))
+    assert measured_peak(CPU, half=False) == pytest.approx(2 * 1024**3 / 0.2)
