@@ -292,8 +292,8 @@ class Run:
         progress, recipe = self.progress, self.recipe
         began = time.perf_counter()
         check_finite(self.model, progress.step)
-        with self.trailing.standing_in(self.model) if self.trailing else nullcontext(), gathered(self.model):
-            values, samples = self.work.score(self.model), tuple(self.work.say(self.model))
+        with self.trailing.standing_in(self.model) if self.trailing else nullcontext(), gathered(self.model) as model:
+            values, samples = self.work.score(model), tuple(self.work.say(model))
         with self.trailing.standing_in(self.model) if self.trailing else nullcontext():
             self._rank(values[self.work.metric])
         if recipe.valid.patience is not None and progress.stale >= recipe.valid.patience:
@@ -319,8 +319,8 @@ class Run:
         if len(progress.snapshots) > 1:
             mean = average([snapshot(self.folder, step) for step in progress.snapshots])
             self.put(mean)
-            with gathered(self.model):
-                scores = self.work.score(self.model)
+            with gathered(self.model) as model:
+                scores = self.work.score(model)
             if progress.best is None or scores[metric] <= progress.best:
                 weights, values = mean, {"averaged": float(len(progress.snapshots))} | scores
         by_first(self.ranks, lambda: save_tensors(self.folder / WEIGHTS, weights))

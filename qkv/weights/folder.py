@@ -20,7 +20,16 @@ from qkv.text.huggingface import read_tokenisers, write_tokenisers
 from qkv.text.tokeniser import Tokeniser
 from qkv.weights.file import load_tensors, save_tensors
 from qkv.weights.hub import resolve
-from qkv.weights.huggingface import CONFIG, config_text, is_checkpoint, read_checkpoint, write_checkpoint
+from qkv.weights.huggingface import (
+    CONFIG,
+    Read,
+    config_text,
+    in_their_words,
+    is_checkpoint,
+    read_checkpoint,
+    understood,
+    write_checkpoint,
+)
 
 AnyModel = Encoder | Decoder | EncoderDecoder
 Layout = Literal["qkv", "huggingface"]
@@ -130,24 +139,33 @@ def load(
 ) -> Loaded:
     """Reads a model folder of ours or of Hugging Face's, or a name in its cache; the model is in evaluation mode.
 
-    `head` puts another head on a Hugging Face checkpoint's body: `sequence`, `token`, `span` and so on, with `labels`
-    as the names of its outputs. `fresh` of what comes back says which parameters were not in the checkpoint.
+    `head` puts another head on the body: `sequence`, `token`, `span` and so on, with `labels` as the names of its
+    outputs. `fresh` of what comes back says which parameters were not in the checkpoint.
     """
     folder = resolve(folder)
     if not (folder / SPEC).is_file() and is_checkpoint(folder):
         return _load_checkpoint(folder, device, head, labels)
-    if head is not None or labels is not None:
-        raise InputError(f"{folder}: another head can be put on a Hugging Face checkpoint only")
-    return _load_own(folder, device)
+    return _load_own(folder, device, head, labels)
 
 
 def _load_checkpoint(
     folder: Path, device: str | torch.device, head: str | None, labels: Sequence[str] | None
 ) -> Loaded:
     found = read_checkpoint(folder, head, labels)
+    model, fresh, unused = _filled(found, str(folder), head)
+    template = getattr(families.family(found.spec.family), "TEMPLATE", None)
+    source, target = read_tokenisers(folder, template, families.templates()) or (None, None)
+    images = Images.load(folder / PREPROCESSOR) if (folder / PREPROCESSOR).is_file() else None
+    loaded = Loaded(model.to(device).eval(), source, target, images, fresh, unused)
+    _check_vocabularies(loaded, folder)
+    return loaded
+
+
+def _filled(found: Read, where: str, head: str | None) -> tuple[AnyModel, tuple[str, ...], tuple[str, ...]]:
+    """A checkpoint's model, what of it is fresh, and what of the checkpoint has no place in it."""
     model = hollow(found.spec)
     names = _names(model)
-    tensors = _without_copies(found.tensors, names, str(folder))
+    tensors = _without_copies(found.tensors, names, where)
     unused = found.unused
     if head is not None:  # the body serves another purpose: what this one has no place for is left, and said
         unused += tuple(name for name in tensors if name not in names)
@@ -155,14 +173,9 @@ def _load_checkpoint(
     wanted = {name for name, (first, _) in names.items() if name == first}
     missing = [name for name in wanted if name not in tensors]
     fresh = tuple(sorted(n for n in missing if head is not None and n.split(".")[0] in ("head", "beside")))
-    fill(model, tensors, str(folder), assign=True, fresh=fresh)
+    fill(model, tensors, where, assign=True, fresh=fresh)
     _draw(model, fresh)
-    template = getattr(families.family(found.spec.family), "TEMPLATE", None)
-    source, target = read_tokenisers(folder, template, families.templates()) or (None, None)
-    images = Images.load(folder / PREPROCESSOR) if (folder / PREPROCESSOR).is_file() else None
-    loaded = Loaded(model.to(device).eval(), source, target, images, fresh, unused)
-    _check_vocabularies(loaded, folder)
-    return loaded
+    return model, fresh, unused
 
 
 def _without_copies(
@@ -197,28 +210,39 @@ def _draw(model: AnyModel, fresh: Collection[str]) -> None:
     model.tie()
 
 
-def _load_own(folder: Path, device: str | torch.device) -> Loaded:
+def _load_own(folder: Path, device: str | torch.device, head: str | None, labels: Sequence[str] | None) -> Loaded:
+    s = _own_spec(folder)
+    if not (folder / WEIGHTS).is_file() and (folder / "last.safetensors").is_file():
+        raise InputError(f"{folder}: training has not finished; run the same qkv train again to resume it")
+    tensors, _ = load_tensors(folder / WEIGHTS)
+    if head is None and labels is None:
+        fresh: tuple[str, ...] = ()
+        model, unused = hollow(s), fresh
+        fill(model, tensors, str(folder / WEIGHTS), assign=True)
+    else:  # by way of Hugging Face's names, which tell one head's layers from another's
+        found = understood(*in_their_words(s, tensors), str(folder), head, labels)
+        model, fresh, unused = _filled(found, str(folder), head)
+    source = Tokeniser.load(folder / SOURCE) if (folder / SOURCE).is_file() else None
+    target = Tokeniser.load(folder / TARGET) if (folder / TARGET).is_file() else source
+    images = Images.load(folder / PREPROCESSOR) if (folder / PREPROCESSOR).is_file() else None
+    loaded = Loaded(model.to(device).eval(), source, target, images, fresh, unused)
+    _check_vocabularies(loaded, folder)
+    return loaded
+
+
+def _own_spec(folder: Path) -> spec.Model:
     path = folder / SPEC
     if not path.is_file():
         raise InputError(f"{folder}: not a model folder (it has neither {SPEC} nor config.json)")
     try:
-        model = hollow(spec.from_json(path.read_text(encoding="utf-8"), str(path)))
+        s = spec.from_json(path.read_text(encoding="utf-8"), str(path))
     except UnicodeDecodeError:
         raise InputError(f"{path}: not text; is this a model folder?") from None
-    embed, marks = model.spec.target, (model.spec.start, model.spec.end)
+    embed, marks = s.target, (s.start, s.end)
     # a decoder alone begins with a prompt, and there may be no token that ends it
-    if embed is not None and model.spec.encoder is not None and not all(0 <= t < embed.vocabulary for t in marks):
+    if embed is not None and s.encoder is not None and not all(0 <= t < embed.vocabulary for t in marks):
         raise InputError(f"{path}: start or end is no token of the target's {embed.vocabulary}")
-    if not (folder / WEIGHTS).is_file() and (folder / "last.safetensors").is_file():
-        raise InputError(f"{folder}: training has not finished; run the same qkv train again to resume it")
-    tensors, _ = load_tensors(folder / WEIGHTS)
-    fill(model, tensors, str(folder / WEIGHTS), assign=True)
-    source = Tokeniser.load(folder / SOURCE) if (folder / SOURCE).is_file() else None
-    target = Tokeniser.load(folder / TARGET) if (folder / TARGET).is_file() else source
-    images = Images.load(folder / PREPROCESSOR) if (folder / PREPROCESSOR).is_file() else None
-    loaded = Loaded(model.to(device).eval(), source, target, images)
-    _check_vocabularies(loaded, folder)
-    return loaded
+    return s
 
 
 def _check_vocabularies(loaded: Loaded, folder: Path) -> None:

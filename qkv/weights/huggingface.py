@@ -36,13 +36,24 @@ def is_checkpoint(folder: Path) -> bool:
 
 def read_checkpoint(folder: Path, head: str | None = None, labels: Sequence[str] | None = None) -> Read:
     """Reads a folder under the head that its `architectures` entry names, or under another one."""
-    where = str(folder / CONFIG)
     config = read_json(folder / CONFIG)
+    families.of_model_type(str(config.get("model_type")), str(folder / CONFIG))  # before its weights are looked for
+    return understood(config, read_weights(folder), str(folder), head, labels)
+
+
+def understood(
+    config: Config,
+    raw: Mapping[str, Tensor],
+    folder: str,
+    head: str | None = None,
+    labels: Sequence[str] | None = None,
+) -> Read:
+    """A config and tensors under their names, as one of our families under a head."""
+    where = str(Path(folder) / CONFIG)
     family = families.of_model_type(str(config.get("model_type")), where)
     form: Format = family.HUGGING_FACE
     named = head or _own_head(form, config, where)
     outputs = tuple(labels) if labels else read_labels(config)
-    raw = read_weights(folder)
     config = form.look(config, raw)
     made = read_config(family, config, where, named, outputs)
     tensors = _under_one_name(form, raw, form.rules(named, made))
@@ -51,7 +62,7 @@ def read_checkpoint(folder: Path, head: str | None = None, labels: Sequence[str]
     mine, others = form.rules(named, made), form.every_rule()
     kept = {key: tensor for key, tensor in tensors.items() if rule_for(mine, key) or not rule_for(others, key)}
     unused = tuple(key for key in tensors if key not in kept)
-    ours = inward(mine, kept, str(folder))
+    ours = inward(mine, kept, folder)
     if head is not None and _for_another_task(form, config, made, named, outputs):
         taken = [key for key in kept if _names(mine, key) & {"head.linear.weight", "head.linear.bias"}]
         ours = {name: tensor for name, tensor in ours.items() if not name.startswith("head.linear.")}
@@ -74,6 +85,13 @@ def _names(rules: Sequence[Rule], key: str) -> set[str]:
 
 def write_checkpoint(folder: Path, model: spec.Model, tensors: Mapping[str, Tensor]) -> None:
     """Writes config.json and model.safetensors as transformers reads them."""
+    config, theirs = in_their_words(model, tensors)
+    write_text(folder / CONFIG, _text(config))
+    save_tensors(folder / WEIGHTS, theirs, {"format": "pt"})
+
+
+def in_their_words(model: spec.Model, tensors: Mapping[str, Tensor]) -> tuple[Config, dict[str, Tensor]]:
+    """A model's config and its tensors under their names."""
     family = _with_a_form(model)
     form: Format = family.HUGGING_FACE
     config, name = write_config(family, model)
@@ -81,8 +99,7 @@ def write_checkpoint(folder: Path, model: spec.Model, tensors: Mapping[str, Tens
     theirs = outward(form.rules(architecture.head, model), tensors)
     if architecture.bare:
         theirs = {key.removeprefix(form.prefix): tensor for key, tensor in theirs.items()}
-    write_text(folder / CONFIG, _text(config))
-    save_tensors(folder / WEIGHTS, theirs, {"format": "pt"})
+    return config, theirs
 
 
 def config_text(model: spec.Model) -> str:
