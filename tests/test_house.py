@@ -13,13 +13,15 @@ import qkv
 ROOT = Path(qkv.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 
-# spec ← nn ← {families, weights} ← {objectives, decode, look} ← {train, evaluate} ← {serve, cli}
+# spec ← nn ← {families, weights} ← {objectives, decode, look} ← evaluate ← tasks ← train ← {serve, cli}
 FLOORS = [
     {"errors", "files", "spec"},
     {"nn"},
     {"families", "weights"},
     {"objectives", "decode", "look"},
-    {"train", "evaluate"},
+    {"evaluate"},
+    {"tasks"},
+    {"train"},
     {"serve", "cli", "__main__"},
 ]
 BESIDE = {"text", "data"}  # know nothing of models: any floor above nn may use them

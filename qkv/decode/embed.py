@@ -29,7 +29,7 @@ def embed(
     texts: Sequence[Text],
     *,
     pool: Pool = "mean",
-    layers: Layers = "last",
+    layers: Layers | int = "last",
     unit: bool = False,
     how: Decoding | None = None,
     places: Sequence[str] | None = None,
@@ -37,10 +37,11 @@ def embed(
     """One vector [W] a text, or with `tokens` and `words` one a token or word [n, W].
 
     `mean` averages all tokens, those that the template adds too, as sentence encoders do; `first` is [CLS].
-    `layers`: the last one, or the last four summed, or joined to a vector four times as wide. `unit`: of length one.
+    `layers`: the last one, or the last four summed, or joined to a vector four times as wide; or one by its
+    number, 0 for what goes into the first. `unit`: of length one.
     """
     for name, value, known in (("pool", pool, Pool), ("layers", layers, Layers)):
-        if value not in known.__args__:  # type: ignore[attr-defined]
+        if value not in known.__args__ and not (name == "layers" and isinstance(value, int)):  # type: ignore[attr-defined]
             raise InputError(f"{name} is {' or '.join(known.__args__)}, not '{value}'")  # type: ignore[attr-defined]
     how = how or Decoding()
     check(how)
@@ -56,7 +57,7 @@ def embed(
     return out
 
 
-def _features(loaded: Loaded, batch: Packed, layers: Layers) -> Tensor:
+def _features(loaded: Loaded, batch: Packed, layers: Layers | int) -> Tensor:
     model = loaded.model
     if isinstance(model, Decoder):
         body, x = model.decoder, model.target(batch.source)
@@ -69,7 +70,12 @@ def _features(loaded: Loaded, batch: Packed, layers: Layers) -> Tensor:
         return hidden
     if not isinstance(body, Stack):
         raise InputError("layers: a recurrent encoder gives its last layer only")
-    last = body.layers(x)[-_LAST:]
+    found = body.layers(x)
+    if isinstance(layers, int):
+        if not 0 <= layers < len(found):
+            raise InputError(f"layers: {layers} is none of this model's, which are 0 to {len(found) - 1}")
+        return found[layers]
+    last = found[-_LAST:]
     return torch.stack(last).sum(0) if layers == "sum" else torch.cat(last, -1)
 
 

@@ -50,7 +50,7 @@ def framed(
         if len(frame.ids) > longest and how.too_long == "refuse":
             said = f"{len(frame.ids)} tokens, and the model takes at most {longest}"
             raise InputError(f"{where}: {said}; shorten it, or choose --too-long truncate")
-        found[i] = _shortened(frame, longest)
+        found[i] = shortened(frame, longest)
     return found
 
 
@@ -76,14 +76,7 @@ def encoded(loaded: Loaded, batch: Packed) -> Encoded:
         return model.encode(batch.source, batch.segments)
     if isinstance(model, Decoder):
         return model.encode(batch.source)
-    return Encoded(batch.source.like(model.decode(model.encode(batch.source), shifted(batch.source, model.spec.start))))
-
-
-def shifted(source: Ragged, start: int) -> Ragged:
-    """What a decoder reads that judges its own source: the start token, then the source without its last token."""
-    values = source.values.roll(1)
-    values[source.layout.offsets[:-1].long()] = start
-    return source.like(values)
+    return Encoded(batch.source.like(model.decode(model.encode(batch.source), batch.source.shifted(model.spec.start))))
 
 
 def input_length(s: spec.Model) -> int:
@@ -93,7 +86,7 @@ def input_length(s: spec.Model) -> int:
     return embed.length
 
 
-def _shortened(frame: Framed, longest: int) -> Framed:
+def shortened(frame: Framed, longest: int) -> Framed:
     """Without the last tokens of its longer text, until it fits; what the template added stays."""
     over = len(frame.ids) - longest
     if over <= 0:

@@ -1,10 +1,18 @@
-"""Error rates of predicted token sequences, with several right answers allowed, as grapheme-to-phoneme papers count."""
+"""Error rates: of token sequences, as grapheme-to-phoneme papers count, and of words and characters of texts.
+
+Several right answers are allowed in both.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
 
 from qkv.errors import InputError
+from qkv.evaluate.metric import Metric, Rows, check_texts, library
 
 
 def edit_distance(a: Sequence[Hashable], b: Sequence[Hashable]) -> int:
@@ -69,3 +77,43 @@ def _closest(prediction: Sequence[str], accepted: Sequence[str], number: int) ->
 
 def _split(text: str | Sequence[str]) -> Sequence[str]:
     return text.split() if isinstance(text, str) else text
+
+
+@dataclass(frozen=True)
+class ErrorRate(Metric[str, Sequence[str]]):
+    """Word or character error rate, by jiwer: substitutions, deletions and insertions a unit of the reference.
+
+    Words are what stands between spaces. Of several references the closest counts, the first of equals. Where no
+    reference has a unit at all, the rate is the number of insertions, as jiwer has it.
+    """
+
+    unit: Literal["word", "character"] = "word"
+    lowercase: bool = False
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return "wer" if self.unit == "word" else "cer"
+
+    def statistics(self, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Rows:
+        check_texts(hypotheses, references)
+        jiwer = library("jiwer", "an error rate")
+        count = jiwer.process_words if self.unit == "word" else jiwer.process_characters
+        fold = str.lower if self.lowercase else str
+        rows = []
+        for hypothesis, accepted in zip(hypotheses, references, strict=True):
+            found = [count([fold(reference)], [fold(hypothesis)]) for reference in accepted]
+            edits = [(f.substitutions, f.deletions, f.insertions, f.hits) for f in found]
+            rows.append(min(edits, key=lambda e: sum(e[:3])))
+        return np.array(rows, dtype=np.float64)
+
+    def score(self, found: Rows) -> dict[str, float]:
+        substituted, deleted, inserted, right = map(float, found)
+        length = max(1.0, substituted + deleted + right)
+        kinds = {"substitutions": substituted, "deletions": deleted, "insertions": inserted}
+        return {
+            self.name: (substituted + deleted + inserted) / length,
+            **{kind: errors / length for kind, errors in kinds.items()},
+        }
+
+    def signature(self, references: Sequence[Sequence[str]]) -> str:  # noqa: ARG002
+        return "lower-cased" if self.lowercase else ""

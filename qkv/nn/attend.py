@@ -60,8 +60,10 @@ def attend(
         return _varlen(q, prepared, v, queries, keys, score.scale, mask)
     plan = _plan(queries, keys, grouped=name == "grouped", causal=isinstance(mask, Causal))
     if name == "explicit":
-        return _explicit(q, prepared, v, plan, score, mask, bias, dropout, sink)
-    return _grouped(q, prepared, v, plan, score.scale, mask, bias, dropout)
+        out: Tensor = _explicit(q, prepared, v, plan, score, mask, bias, dropout, sink)
+    else:
+        out = _grouped(q, prepared, v, plan, score.scale, mask, bias, dropout)
+    return out
 
 
 def choose(
@@ -146,6 +148,8 @@ class Plan:
     slots_k: Tensor
 
 
+# plans differ from batch to batch, and a compiler would make a program of each
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _plan(queries: Layout, keys: Layout, *, grouped: bool, causal: bool) -> Plan:
     """Worked out once a pair of layouts and kept with it; not `grouped`: one group, and a row a sequence."""
     name = ("plan", id(keys), grouped, causal)
@@ -320,6 +324,7 @@ def _joined(outputs: list[Tensor], plan: Plan) -> Tensor:
     return _unpad(flat[0] if len(flat) == 1 else torch.cat(flat), plan)
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _grouped(
     q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float, mask: Mask, bias: Bias | None, dropout: float
 ) -> Tensor:  # [Tq, H, value]
@@ -340,6 +345,7 @@ def _grouped(
     return _joined(outputs, plan)
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _explicit(
     q: Tensor,
     k: Tensor,
@@ -376,12 +382,10 @@ def _even(
     q: Tensor, k: Tensor, v: Tensor, queries: Layout, keys: Layout, scale: float, mask: Mask, dropout: float
 ) -> Tensor:  # [Tq, H, value]
     """Sequences of one length lie as a padded batch does: a view is enough."""
-    rows = (
-        x.view(-1, layout.longest, *x.shape[1:]).transpose(1, 2)  # [B, H, N, size]
-        for x, layout in ((q, queries), (k, keys), (v, keys))
-    )
+    sides = (q, queries.longest), (k, keys.longest), (v, keys.longest)
+    q, k, v = (x.view(-1, n, *x.shape[1:]).transpose(1, 2) for x, n in sides)  # [B, H, N, size]
     causal = isinstance(mask, Causal)
-    out = F.scaled_dot_product_attention(*rows, is_causal=causal, dropout_p=dropout, scale=scale)
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=causal, dropout_p=dropout, scale=scale)
     return out.transpose(1, 2).flatten(0, 1)
 
 

@@ -105,6 +105,14 @@ class Block(nn.Module):
         for name in ("ask", "answer", "turn", "close"):
             setattr(self, name, torch.compile(getattr(self, name), dynamic=True))
 
+    def compile_whole(self) -> None:
+        """The same in one call, which asks less of the host: where the looking is one fused kernel, as on a GPU in half
+        precision. Other kernels are left out of it, and then it is what its parts are.
+
+        The first shape gets kernels of its own, which a shape that stays is worth; a second one those for any shape.
+        """
+        self.forward = torch.compile(self.forward)  # type: ignore[method-assign]
+
     def step(self, x: Tensor, cache: Cache, memory: Keys | None, bias: Tensor | None = None) -> Tensor:
         """The same for one new token a row.  # [R, width]"""
         x = self.around_attention(x, lambda y: self.attention.step(y, cache, bias))

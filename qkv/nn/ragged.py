@@ -36,7 +36,9 @@ class Layout:
         lengths = torch.tensor(self.sizes, dtype=torch.long)
         place = _places(lengths, self.total)
         self.host = lengths, place  # kept where they were made: asking the device for them would wait for it
-        self.lengths = lengths.to(device)  # [B]
+        # from pinned memory: any other copy waits until the device has done all that it was told before
+        on_gpu = torch.device(device).type == "cuda"
+        self.lengths = lengths.pin_memory().to(device, non_blocking=True) if on_gpu else lengths.to(device)  # [B]
         ends = self.lengths.cumsum(0)
         self.offsets = torch.cat([ends.new_zeros(1), ends]).to(torch.int32)  # [B + 1]
         # [T] each token's place in its own sequence; made again there, for a large copy would wait for the device
@@ -129,6 +131,12 @@ class Ragged:
 
     def to(self, device: torch.device | str) -> Ragged:
         return Ragged(self.values.to(device, non_blocking=True), Layout(self.layout.sizes, device))
+
+    def shifted(self, first: int) -> Ragged:
+        """What a decoder reads that judges its own source: a first token, then the source without its last one."""
+        values = self.values.roll(1)
+        values[self.layout.offsets[:-1].long()] = first
+        return self.like(values)
 
     def sequences(self) -> list[Tensor]:
         """One tensor [n_i, …] a sequence."""

@@ -8,6 +8,7 @@ is the gradient of the rows and of the matrix. The products are those of three p
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -124,9 +125,13 @@ def turned(
 
 
 @cache
-def _turn() -> Any:
-    """Compiled it is one pass over the logits; where nothing can be compiled it works all the same."""
-    return torch.compile(turned) if find_spec("triton") is not None else turned
+def _turn() -> Callable[..., tuple[Tensor, Tensor]]:
+    """In one pass; where there is no Triton, whose compiler that takes, with a few operations of torch's."""
+    if find_spec("triton") is None:
+        return turned
+    from qkv.objectives.softmax import turn
+
+    return turn
 
 
 def _parts(rows: int, at_once: int) -> list[tuple[int, int]]:

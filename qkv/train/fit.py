@@ -20,7 +20,6 @@ from qkv.data.ahead import ahead
 from qkv.data.batches import Place
 from qkv.errors import InputError
 from qkv.files import write_text
-from qkv.nn import build
 from qkv.nn.block import Block
 from qkv.nn.stack import recompute
 from qkv.objectives.term import to_device
@@ -111,13 +110,13 @@ class Run:
         self.device, self.sharded = ranks.device, how.spread == "fsdp"
         self.half = _prepare_torch(how, self.device)
         torch.manual_seed(recipe.seed)
-        self.model = build(work.spec).to(self.device)
+        self.model = work.model().to(self.device)
         if how.recompute:
             recompute(self.model)
         if how.compile:
             _compile(self.model)
         self.judge = spread(Judge(self.model, work), self.model, how.spread, self.half, ranks)
-        self.optimiser = optimiser(self.model, how)
+        self.optimiser = optimiser(self.model, how, getattr(recipe, "tune", None))
         self.trailing = self._trailing()
         self.progress = self._load()
         digest = work.digest()
@@ -161,6 +160,8 @@ class Run:
         how, progress = self.recipe.train, self.progress
         save_every = how.save_every or self.recipe.valid.every
         tally = Tally(self.work.kinds, self.device)
+        if self.work.notes and not progress.step:
+            yield Record("note", 0, {}, self.work.notes)
         self.model.train()
         batches = self.batches()
         while progress.step < how.steps and not progress.finished:
@@ -217,7 +218,7 @@ class Run:
         if self.recipe.train.clip is not None:
             clip(self.model.parameters(), self.recipe.train.clip)
         for group in self.optimiser.param_groups:
-            group["lr"] = learning_rate
+            group["lr"] = learning_rate * group.get("share", 1.0)
         self.optimiser.step()
         if self.trailing is not None:
             self.trailing.update(self.model)
@@ -304,7 +305,10 @@ class Run:
     def _rank(self, metric: float) -> None:
         progress, count = self.progress, self.recipe.train.average
         progress.stale += 1
-        if progress.best is None or metric < progress.best:
+        better = progress.best is None or (
+            metric > progress.best if self.work.more_is_better else metric < progress.best
+        )
+        if better:
             progress.best, progress.best_step, progress.stale = metric, progress.step, 0
             self.keep(self.folder / BEST)
         if count > 1:
@@ -321,7 +325,8 @@ class Run:
             self.put(mean)
             with gathered(self.model) as model:
                 scores = self.work.score(model)
-            if progress.best is None or scores[metric] <= progress.best:
+            sign = -1 if self.work.more_is_better else 1
+            if progress.best is None or sign * scores[metric] <= sign * progress.best:
                 weights, values = mean, {"averaged": float(len(progress.snapshots))} | scores
         by_first(self.ranks, lambda: save_tensors(self.folder / WEIGHTS, weights))
         return Record("finish", progress.step, values | {"seconds": progress.seconds, "tokens": float(progress.tokens)})

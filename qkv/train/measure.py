@@ -11,7 +11,7 @@ from qkv.errors import InputError
 from qkv.text.tokeniser import Tokeniser
 from qkv.train.fit import RECIPE
 from qkv.train.pairs import read_part, tokenisers
-from qkv.train.reading import find_tokeniser, text_spec
+from qkv.train.reading import find_tokeniser, sized_spec, text_spec
 from qkv.train.recipe import model_spec, read_recipe
 from qkv.train.sections import PairRecipe, Recipe, TextRecipe
 from qkv.weights.folder import SOURCE, SPEC, TARGET
@@ -36,6 +36,8 @@ def measure(what: Path, changes: list[str], vocabulary: str | None) -> Measured:
     if isinstance(recipe, TextRecipe):
         if vocabulary is not None:
             raise InputError("--vocabulary: a model of text has one, of text.size tokens; change that instead")
+        if recipe.text.size is not None:  # close enough, and nothing has to be read
+            return _text(sized_spec(recipe, recipe.text.size), recipe)
         return _text(text_spec(recipe, find_tokeniser(recipe, what)), recipe)
     if vocabulary is not None:
         source, target = _sizes(vocabulary)

@@ -5,20 +5,49 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from qkv import spec
 from qkv.errors import InputError
-from qkv.train.sections import Training
+from qkv.nn.model import Model
+from qkv.train.sections import Training, Tuning
+
+HEADS = ("head", "beside")
 
 
-def optimiser(model: nn.Module, recipe: Training) -> torch.optim.Optimizer:
-    """Adam (Kingma & Ba 2015) or AdamW (Loshchilov & Hutter 2019); biases and norms are not decayed."""
+def optimiser(model: Model, recipe: Training, tune: Tuning | None = None) -> torch.optim.Optimizer:
+    """Adam (Kingma & Ba 2015) or AdamW (Loshchilov & Hutter 2019); biases and norms are not decayed.
+
+    In fine-tuning a layer may have a smaller rate than the one above it (Howard & Ruder 2018), or none.
+    """
     if recipe.weight_decay and recipe.optimiser == "adam":
         raise InputError("train.weight_decay: plain adam has none; choose optimiser: adamw, or set it to 0")
-    parameters = list(model.named_parameters())
-    matrices = [p for name, p in parameters if p.dim() > 1 and not name.endswith("bias")]
-    others = [p for name, p in parameters if p.dim() <= 1 or name.endswith("bias")]
-    groups = [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    tune = tune or Tuning()
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if tune.parts == "head" and name.split(".")[0] not in HEADS:
+            parameter.requires_grad_(False)
+            continue
+        matrix = parameter.dim() > 1 and not name.endswith("bias")
+        share = tune.layer_decay ** _below_the_head(model.spec, name) if tune.layer_decay != 1 else 1.0
+        groups.setdefault((share, recipe.weight_decay if matrix else 0.0), []).append(parameter)
+    if not groups:
+        raise InputError("tune.parts: head: this model has no head to train; leave it at all")
+    # matrices first, the highest layers first: the order in which a checkpoint names their moments
+    order = sorted(groups, key=lambda key: (-key[0], -key[1]))
+    given = [{"params": groups[key], "weight_decay": key[1], "share": key[0]} for key in order]
     kind = torch.optim.AdamW if recipe.optimiser == "adamw" else torch.optim.Adam
-    return kind(groups, lr=recipe.learning_rate, betas=tuple(recipe.betas), eps=recipe.epsilon, fused=True)
+    return kind(given, lr=recipe.learning_rate, betas=tuple(recipe.betas), eps=recipe.epsilon, fused=True)
+
+
+def _below_the_head(s: spec.Model, name: str) -> int:
+    """How many layers lie between a parameter and the head: embeddings lie under all of them."""
+    first, *rest = name.split(".")
+    if first in HEADS:
+        return 0
+    stack = getattr(s, first, None)
+    depth = max((side.depth for side in (s.encoder, s.decoder) if isinstance(side, spec.Stack)), default=0)
+    if isinstance(stack, spec.Stack):
+        return stack.depth - int(rest[1]) if rest[0] == "blocks" else 0  # the final norm goes with the head
+    return depth + 1
 
 
 def state_tensors(opt: torch.optim.Optimizer) -> dict[str, Tensor]:

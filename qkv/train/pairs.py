@@ -14,6 +14,7 @@ from qkv.decode.predict import source_ids
 from qkv.decode.settings import Decoding
 from qkv.errors import InputError
 from qkv.evaluate import evaluate
+from qkv.nn import build
 from qkv.objectives import seq2seq
 from qkv.objectives.term import Term
 from qkv.text.tokeniser import Tokeniser, train_tokeniser
@@ -35,6 +36,8 @@ class PairWork:
     spec: spec.Model
 
     kinds = ("loss",)
+    more_is_better = False
+    notes = ()
 
     @property
     def metric(self) -> str:
@@ -63,6 +66,9 @@ class PairWork:
         how = self.recipe.train
         total = seq2seq.loss(model, part, smoothing=how.smoothing, own=how.own, agree=how.agree)
         return (Term(total, len(part.labels)),)
+
+    def model(self) -> AnyModel:
+        return build(self.spec)
 
     def score(self, model: AnyModel) -> dict[str, float]:
         """Real decoding and the real metric."""

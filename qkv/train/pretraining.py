@@ -21,6 +21,7 @@ from qkv.data.pieces import PieceBatch, PieceBatches
 from qkv.data.stream import Stream
 from qkv.decode.predict import evaluating
 from qkv.errors import InputError
+from qkv.nn import build
 from qkv.objectives import causal, denoise, masked, mix, span
 from qkv.objectives.term import Term, to_device
 from qkv.text.marks import Marks, marks
@@ -43,6 +44,8 @@ class TextWork:
     valid: Encoded
 
     metric = "perplexity"
+    more_is_better = False
+    notes = ()
 
     @property
     def spec(self) -> spec.Model:
@@ -58,8 +61,11 @@ class TextWork:
     def check(self) -> None:
         if isinstance(self._batches, PieceBatches):
             self._batches.in_epoch(0)
-        if not self._held_out:
-            raise InputError("the held-out text is empty; name more under data.valid")
+        self.check_held_out()
+
+    def check_held_out(self) -> None:
+        if not any(self.prepare(batch, step).targets[0] for step, batch in enumerate(self._held_out)):
+            raise InputError("no token of the held-out text is asked for; name more text, of longer documents")
 
     def write_down(self, folder: Path) -> None:
         self.cutting.tokeniser.save(folder / SOURCE)
@@ -95,8 +101,13 @@ class TextWork:
             assert isinstance(self.spec.source, spec.Embed)
             segments = kinds if self.spec.source.segments and self.cutting.pairs else None
             return masked.prepare(whole, self._marks, chance, how, segments=segments, follows=part.follows)
-        make = denoise.prepare if name == "denoise" else span.prepare
-        return make(whole, self._marks, chance, how, model=self.spec)
+        if name == "span":
+            return span.prepare(whole, self._marks, chance, how, model=self.spec)
+        spoilt = denoise.prepare(whole, self._marks, chance, how, model=self.spec)
+        if spoilt.source.layout.longest > self.cutting.most:
+            said = f"spans of mean length {how.mean} put more masks into a text than they take tokens out of it"
+            raise InputError(f"objective.denoise.mean: {said}; set it to 1 or more, or a smaller data.length")
+        return spoilt
 
     def losses(self, model: Any, part: Any) -> tuple[Term, ...]:
         if isinstance(part, masked.Inputs):
@@ -108,12 +119,26 @@ class TextWork:
     @cached_property
     def _held_out(self) -> list[PieceBatch]:
         """The same pieces, spoilt in the same way, whenever they are scored."""
-        source, budget = self.cutting(self.valid), self.recipe.train.batch_tokens
+        try:
+            source = self.cutting(self.valid)
+        except InputError as error:
+            raise InputError(f"held-out text (data.valid, data.hold_out): {error}") from None
+        budget = self.recipe.train.batch_tokens
         lengths = source.lengths(0)
         before = np.cumsum(lengths) - lengths
         numbers = np.flatnonzero(before < self.recipe.valid.tokens)
         batches = np.split(numbers, np.flatnonzero(np.diff(before[numbers] // budget)) + 1)
         return [source.take(0, batch) for batch in batches if len(batch)]
+
+    def model(self) -> AnyModel:
+        try:
+            return build(self.spec)
+        except InputError as error:
+            raise InputError(f"model: {error}; see model.width, model.heads and their like") from None
+        except RuntimeError as error:
+            if "can't allocate memory" not in str(error):
+                raise
+            raise InputError("model: does not fit into memory; make it smaller (qkv cost says what it needs)") from None
 
     @torch.no_grad()
     def score(self, model: AnyModel) -> dict[str, float]:
@@ -154,13 +179,17 @@ def prepare(recipe: TextRecipe, folder: Path) -> TextWork:
     return TextWork(recipe, cutting, *training_text(recipe, cutting), valid)
 
 
-def perplexity(loaded: Loaded, recipe: TextRecipe, data: list[str] | None) -> dict[str, float]:
+def perplexity(
+    loaded: Loaded, recipe: TextRecipe, data: list[str] | None, format: str | None = None
+) -> dict[str, float]:
     """The score of a finished model on all of some text, by default on all of the recipe's held-out text."""
     if loaded.source is None:
         raise InputError("this model has no tokeniser, so that no text can be scored; give one that was trained here")
     if data is not None:
-        recipe = replace(recipe, data=replace(recipe.data, valid=data))
+        known = replace(recipe.data, valid=data)
+        recipe = replace(recipe, data=known if format is None else replace(known, format=format))
     recipe = replace(recipe, valid=replace(recipe.valid, tokens=2**62))
     valid = held_out_text(recipe, loaded.source)
     work = TextWork(recipe, Cutting(recipe, loaded.source, loaded.model.spec), valid, "", valid)
+    work.check_held_out()
     return work.score(loaded.model) | {"tokens": float(valid.tokens)}

@@ -12,13 +12,15 @@ from qkv.errors import InputError
 from qkv.train.tally import Record
 
 _NAMES = {"per": "token error rate", "wer": "sequence error rate", "next_sentence_loss": "next-sentence loss"}
-_SHARES = ("per", "wer")
+_SHARES = ("per", "wer", "accuracy")
 _TIMES = ("seconds", "seconds_left")
 
 
 def line(record: Record) -> str:
     """A record in words."""
     v = record.values
+    if record.kind == "note":
+        return "\n".join(record.samples)
     if record.kind == "train":
         speed = f"{v['tokens_per_second']:,.0f} tokens/s ({v['share']:.0%} of the matrix peak)"
         return f"step {record.step}: loss {v['loss']:.4f}, {speed}, {duration(v['seconds_left'])} left"

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 
 from qkv import families, spec
-from qkv.data.corpus import Corpus, Document
+from qkv.data.corpus import Corpus, Document, tells
 from qkv.data.encoded import Encoded, encode, tokeniser_digest
 from qkv.data.framing import Frame, frame_of
 from qkv.data.pair import unit_hash
@@ -40,7 +40,7 @@ class Documents:
     """
 
     def __init__(self, data: CorpusData, *, held: bool = False) -> None:
-        self.corpus = Corpus(_names(data.train), format=data.format, field=data.field)
+        self.corpus = Corpus(_names(data.train, "data.train"), format=data.format, field=data.field)
         self.share, self.held = (0.0 if data.valid is not None else data.hold_out), held
 
     def __iter__(self) -> Iterator[Document]:
@@ -52,8 +52,15 @@ class Documents:
         return hashlib.blake2b(about.encode(), digest_size=16).hexdigest()
 
 
-def _names(given: str | list[str]) -> list[str]:
-    return [given] if isinstance(given, str) else given
+def _names(given: str | list[str], key: str = "data") -> list[str]:
+    names = [given] if isinstance(given, str) else given
+    if not names or not all(names):
+        raise InputError(f"{key}: names no file; give a file, a folder, datasets:NAME or python:topics")
+    return names
+
+
+def _listed(given: str | list[str]) -> str:
+    return ", ".join(_names(given))
 
 
 def shards(given: str | list[str], tokeniser: Tokeniser) -> Shards | None:
@@ -80,19 +87,36 @@ def find_tokeniser(recipe: TextRecipe, folder: Path) -> Tokeniser:
     if any((Path(name) / META).is_file() for name in _names(recipe.data.train)):
         raise InputError("text.tokenizer: name the tokeniser that data.train was built with")
     texts = (document.text for document in Documents(recipe.data))
-    return train_tokeniser(template.kind, texts, size=text.size, lowercase=text.lowercase, template=template)
+    try:
+        return train_tokeniser(template.kind, texts, size=text.size, lowercase=text.lowercase, template=template)
+    except InputError as error:
+        if "no text to train" not in str(error):
+            raise
+        less = ", or hold out less (data.hold_out)" if Documents(recipe.data).share else ""
+        raise InputError(f"data.train: {_listed(recipe.data.train)}: no text to train on; give some{less}") from None
 
 
 def text_spec(recipe: TextRecipe, tokeniser: Tokeniser) -> spec.Model:
     """The model for a tokeniser's vocabulary, under the head that the objectives need."""
     module = families.family(recipe.model["family"])
     takes = inspect.signature(module.spec).parameters
-    given: dict[str, object] = {side: tokeniser.size for side in ("source", "target") if side in takes}
+    given: dict[str, object] = {}
     if "pad" in takes and tokeniser.pad is not None:
         given["pad"] = tokeniser.pad
     for role in ("start", "end"):
         if role in takes:
             given[role] = _mark(role, takes[role].default, getattr(module, "TEMPLATE", None), tokeniser)
+            if given[role] == -1 and "source" in takes:
+                said = f"this tokeniser has no {role} token, which the decoder of a {recipe.model['family']} needs"
+                raise InputError(f"text.tokenizer: {said}; take one of bart's kind (qkv tokenizer train --family bart)")
+    return sized_spec(recipe, tokeniser.size, given)
+
+
+def sized_spec(recipe: TextRecipe, size: int, given: dict[str, object] | None = None) -> spec.Model:
+    """The model for a vocabulary of that size, with what else is known of it."""
+    module = families.family(recipe.model["family"])
+    takes = inspect.signature(module.spec).parameters
+    given = {side: size for side in ("source", "target") if side in takes} | (given or {})
     if recipe.objective.masked is not None and recipe.objective.masked.next_sentence:
         if "next_sentence" not in getattr(module, "heads", lambda *_: {})(shape(recipe), 1, ()):
             raise InputError(f"objective.masked.next_sentence: {recipe.model['family']} has no head for it; use bert")
@@ -104,14 +128,25 @@ def text_spec(recipe: TextRecipe, tokeniser: Tokeniser) -> spec.Model:
 
 
 def _mark(role: str, usual: object, template: Template | None, tokeniser: Tokeniser) -> int:
-    """The token that a decoder begins or ends with: a family's usual one by its name, or the one with that role."""
+    """The token that a decoder begins or ends with: a family's usual one by its name, or the one with that role.
+
+    A vocabulary without it has padding to begin with, as T5 does, and a separator to end with; -1 where it has neither.
+    """
     names = around(template)[0] if template else []
     if isinstance(usual, int) and 0 <= usual < len(names):
         number = tokeniser.id(names[usual])
         if number is not None:
             return number
-    found = getattr(tokeniser, role)
-    return -1 if found is None else int(found)
+    if usual == -1:  # a family without such tokens
+        return _first(getattr(tokeniser, role))
+    instead = tokeniser.pad if role == "start" else tokeniser.sep
+    if usual is None:  # Marian begins with padding
+        return _first(instead, getattr(tokeniser, role))
+    return _first(getattr(tokeniser, role), instead)
+
+
+def _first(*numbers: int | None) -> int:
+    return next((number for number in numbers if number is not None), -1)
 
 
 @dataclass(frozen=True)
@@ -142,10 +177,15 @@ class Cutting:
         return Frame((whole.ids[0], whole.ids[1], []), (whole.segments[0], whole.segments[1], []), whole.texts)
 
     @cached_property
+    def most(self) -> int:
+        """Tokens that the model takes."""
+        embeds = [embed for embed in (self.spec.source, self.spec.target) if isinstance(embed, spec.Embed)]
+        return min(embed.length for embed in embeds)
+
+    @cached_property
     def longest(self) -> int:
         """Tokens of text that a piece may have, so that with what is put around and into it the model takes it."""
-        embeds = [embed for embed in (self.spec.source, self.spec.target) if isinstance(embed, spec.Embed)]
-        most = min(embed.length for embed in embeds)
+        most = self.most
         wanted = self.recipe.data.length or most
         if wanted > most:
             raise InputError(f"data.length: {wanted}, and the model takes at most {most}; set a larger model.length")
@@ -170,7 +210,8 @@ class Cutting:
         if self.packed:
             separator = self.tokeniser.end if self.tokeniser.end is not None else self.tokeniser.sep
             if separator is None:
-                raise InputError("data.pieces: packed documents need an end token between, which this tokeniser lacks")
+                said = "packed documents need an end token between, which this tokeniser lacks"
+                raise InputError(f"data.pieces: {said}; choose even, longest or sentences")
             return PackedDocuments(corpus, self.longest, separator, seed=seed)
         return CutDocuments(corpus, self.longest, at=how or "even")
 
@@ -185,7 +226,8 @@ def training_text(recipe: TextRecipe, cutting: Cutting) -> tuple[Encoded | Strea
         return built, built.digest()
     documents = Documents(data)
     if not data.stream:
-        found = encode(documents, tokeniser, workers=how.workers)
+        told = f"data.train: {_listed(data.train)}: no text to train on; give some"
+        found = _encoded(documents, tokeniser, told, workers=how.workers)
         return found, found.digest()
     limits = {"budget": how.batch_tokens, "seed": recipe.seed, "workers": how.workers}
     return Stream(documents, tokeniser, cutting.longest, make=cutting, **limits), documents.digest(tokeniser)
@@ -195,18 +237,21 @@ def held_out_text(recipe: TextRecipe, tokeniser: Tokeniser) -> Encoded:
     data = recipe.data
     if data.valid is not None:
         found = shards(data.valid, tokeniser)
-        return found or _encoded(Corpus(_names(data.valid), format=data.format, field=data.field), tokeniser)
+        names = _names(data.valid, "data.valid")
+        # the format is that of the training text: what a name tells by itself counts for more
+        format = None if all(map(tells, names)) else data.format
+        told = f"data.valid: {_listed(data.valid)}: no text in it; name some"
+        return found or _encoded(Corpus(names, format=format, field=data.field), tokeniser, told)
     if not data.hold_out:
         raise InputError("the recipe has no held-out text; give data.valid, or a share as data.hold_out")
     if any((Path(name) / META).is_file() for name in _names(data.train)):
         raise InputError("data.hold_out: a built corpus is taken whole; name held-out text as data.valid")
-    return _encoded(Documents(data, held=True), tokeniser)
+    told = "no document is held out; raise data.hold_out, or name data.valid"
+    return _encoded(Documents(data, held=True), tokeniser, told)
 
 
-def _encoded(documents: Iterable[Document], tokeniser: Tokeniser) -> Encoded:
+def _encoded(documents: Iterable[Document], tokeniser: Tokeniser, told: str, workers: int = 0) -> Encoded:
     try:
-        return encode(documents, tokeniser)
+        return encode(documents, tokeniser, workers=workers)
     except InputError as error:
-        if "no documents" in str(error):
-            raise InputError("no document is held out; raise data.hold_out, or name data.valid") from None
-        raise
+        raise InputError(told) if "no documents" in str(error) else error from None

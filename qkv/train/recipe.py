@@ -14,7 +14,7 @@ import yaml
 from qkv import families, spec
 from qkv.errors import InputError, nearest
 from qkv.train.schedule import paper_peak
-from qkv.train.sections import AnyRecipe, PairRecipe, Recipe, TextRecipe
+from qkv.train.sections import AnyRecipe, PairRecipe, Recipe, TaskRecipe, TextRecipe
 
 
 def read_recipe(path: str | Path, changes: list[str] | None = None) -> AnyRecipe:
@@ -61,7 +61,9 @@ def from_plain(raw: dict[str, Any], where: str) -> AnyRecipe:
     """A mapping as read from YAML or JSON, checked; with `objective` it is about text."""
     from pydantic import TypeAdapter, ValidationError
 
-    kind: Any = TextRecipe if "objective" in raw else PairRecipe
+    kind: Any = TextRecipe if "objective" in raw else TaskRecipe if "task" in raw else PairRecipe
+    if isinstance(raw.get("task"), str):
+        raw = raw | {"task": {"name": raw["task"]}}
     named = raw.get("objective")
     if isinstance(named, str):  # the objective as its paper has it
         raw = raw | {"objective": {named: {}}}
@@ -71,7 +73,8 @@ def from_plain(raw: dict[str, Any], where: str) -> AnyRecipe:
         found: AnyRecipe = TypeAdapter(kind).validate_python(raw)
     except ValidationError as error:
         first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
+        # of a value that may be of several types, pydantic names the type behind the key
+        key = ".".join(str(part) for part in first["loc"] if part != "str" and not str(part).startswith("list["))
         raise InputError(f"{where}: {_explain(key, first, kind)}") from None
     if isinstance(found, TextRecipe) and not found.objective.chosen:
         raise InputError(f"{where}: key 'objective' names none; known: causal, masked, denoise, span")
@@ -85,7 +88,11 @@ def _explain(key: str, error: Any, kind: Any) -> str:
         return f"unknown key '{key}'; {nearest(last, known)}"
     if error["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
         return f"key '{key}' is missing"
+    if error["type"] == "value_error":  # ours, which says what the value is and what it may be
+        return f"key '{key}': {error['ctx']['error']}"
     message = error["msg"]
+    if error["type"] == "dataclass_type":
+        message = f"it is a section of keys: {', '.join(_section(kind, key.split('.')))}"
     return f"key '{key}' cannot be {error['input']!r}: {message[:1].lower()}{message[1:]}"
 
 
@@ -103,11 +110,18 @@ def shape(recipe: Recipe, where: str = "recipe") -> Any:
     from pydantic import TypeAdapter, ValidationError
 
     fields = dict(recipe.model)
+    if "from" in fields:
+        if not isinstance(recipe, TaskRecipe):
+            raise InputError(f"{where}: model.from: goes with a task; give model.family here")
+        if len(fields) > 1:
+            others = ", ".join(sorted(set(fields) - {"from"}))
+            raise InputError(f"{where}: model.from: a model that is there has its shape; leave out {others}")
+        return None
     name, size = fields.pop("family", None), fields.pop("size", "base")
     if name is None:
         raise InputError(f"{where}: key 'model.family' is missing; known: {', '.join(families.names())}")
     module = families.family(str(name))
-    if size not in module.SIZES:
+    if str(size) not in module.SIZES:
         raise InputError(f"{where}: model.size: {name} has no size '{size}'; {nearest(str(size), module.SIZES)}")
     known = {f.name: getattr(module.SIZES[size], f.name) for f in dataclasses.fields(module.Shape)}
     for key in fields:

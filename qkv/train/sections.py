@@ -1,6 +1,7 @@
 """What a recipe may say, section by section, as dataclasses; `recipe.py` reads them.
 
-A recipe with `objective` pretrains on text; one without learns from pairs.
+A recipe with `objective` pretrains on text, one with `task` fine-tunes on a task's examples, one with neither learns
+from pairs.
 """
 
 from __future__ import annotations
@@ -207,6 +208,44 @@ class Perplexity:
     __pydantic_config__ = STRICT
 
 
+# ---- tasks ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskData:
+    """Where a task's examples come from; see `qkv.data.tasks` for formats, columns and parts."""
+
+    format: str
+    train: str | list[str]
+    valid: str | list[str] | None = None  # None: the format's own part where `train` is a folder of parts
+    test: str | list[str] | None = None
+    hold_out: dict[Literal["valid", "test"], Share] = field(default_factory=dict)  # shares of `train`
+    columns: dict[str, Any] = field(default_factory=dict)  # which column is what, and the format's other settings
+    skip_bad: bool = False  # leave out what cannot be read, and list it
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """Which parameters move, and how far."""
+
+    parts: Literal["all", "head"] = "all"  # head: the body stays as it is
+    layer_decay: Annotated[float, Gt(0), Le(1)] = 1.0  # the rate of a layer, as a share of that of the one above it
+    class_weights: Literal["none", "balanced"] = "none"  # balanced: rare classes weigh as much as frequent ones
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskValidation:
+    """How a task is scored while it is learned, by its own metrics."""
+
+    every: Count = 100
+    patience: Count | None = None
+    metric: str | None = None  # the figure that decides; None: the task's own
+    examples: Count | None = None  # at most so many
+    __pydantic_config__ = STRICT
+
+
 # ---- recipes --------------------------------------------------------------------------------------------------------
 
 
@@ -237,4 +276,13 @@ class TextRecipe(Recipe):
     valid: Perplexity = Perplexity()
 
 
-AnyRecipe = PairRecipe | TextRecipe
+@dataclass(frozen=True, kw_only=True)
+class TaskRecipe(Recipe):
+    task: dict[str, Any]  # its name, and its settings
+    data: TaskData
+    text: Vocabulary = Vocabulary()  # of a model that is not there before
+    tune: Tuning = Tuning()
+    valid: TaskValidation = TaskValidation()
+
+
+AnyRecipe = PairRecipe | TextRecipe | TaskRecipe

@@ -12,7 +12,7 @@ from qkv import spec
 from qkv.data.batches import Place
 from qkv.errors import InputError
 from qkv.objectives.term import Term
-from qkv.train.sections import AnyRecipe, PairRecipe
+from qkv.train.sections import AnyRecipe, PairRecipe, TaskRecipe
 from qkv.weights.folder import AnyModel
 
 
@@ -40,7 +40,15 @@ class Work(Protocol):
 
     @property
     def metric(self) -> str:
-        """The score that decides; less is better."""
+        """The score that decides."""
+        ...
+
+    @property
+    def more_is_better(self) -> bool: ...
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a person should know of the data before the first step."""
         ...
 
     def digest(self) -> str:
@@ -67,6 +75,10 @@ class Work(Protocol):
         """One of each kind."""
         ...
 
+    def model(self) -> AnyModel:
+        """The model before its first step."""
+        ...
+
     def score(self, model: AnyModel) -> dict[str, float]: ...
 
     def say(self, model: AnyModel) -> list[str]:
@@ -88,10 +100,12 @@ class Judge(nn.Module):
 
 def prepare(recipe: AnyRecipe, folder: Path) -> Work:
     """Reads what a recipe names."""
-    from qkv.train import pairs, pretraining
+    from qkv.train import pairs, pretraining, tuning
 
     if isinstance(recipe, PairRecipe):
         return pairs.prepare(recipe, folder)
     if recipe.train.own or recipe.train.agree:
-        raise InputError("train.own and train.agree go with pairs; leave them out where a model learns from text")
+        raise InputError("train.own and train.agree go with pairs; leave them out here")
+    if isinstance(recipe, TaskRecipe):
+        return tuning.prepare(recipe)
     return pretraining.prepare(recipe, folder)

@@ -1,0 +1,105 @@
+"""What a task is learned from, one frozen class a kind of example: labelled, tagged, asked, chosen.
+
+Sources with their targets (translation, summaries) are `qkv.data.pair`'s. Every example knows its `where`, "file:line"
+or "file: id", so that whatever is wrong with it later can still be found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from qkv.errors import InputError
+
+Kind = TypeVar("Kind")
+
+# A class, a number (regression), several classes at once (perhaps none), or None where nobody has said.
+Label = str | float | tuple[str, ...] | None
+
+
+class Examples(list[Kind]):
+    """What was read of a file, with one line for each thing in it that was skipped."""
+
+    def __init__(self, examples: Iterable[Kind] = (), skipped: Iterable[str] = ()) -> None:
+        super().__init__(examples)
+        self.skipped = list(skipped)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The characters [start, end) of one of an example's texts."""
+
+    start: int
+    end: int
+    name: str = ""  # what is marked: a slot, or which of two mentions
+    second: bool = False  # counted in the second text
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """One text or two with their label, and the places in them that the label is about."""
+
+    text: str
+    where: str
+    second: str | None = None
+    label: Label = None
+    spans: tuple[Span, ...] = ()
+    id: str = ""
+    group: str = ""  # the same in examples that a metric takes together, e.g. the answers to one question of MultiRC
+
+    def marked(self, span: Span) -> str:
+        """The characters of a span."""
+        return ((self.second or "") if span.second else self.text)[span.start : span.end]
+
+
+@dataclass(frozen=True, slots=True)
+class Tagged:
+    """The words of a sentence with a tag each; `text[start : start + len(word)]` is the word."""
+
+    text: str
+    words: tuple[str, ...]
+    starts: tuple[int, ...]
+    tags: tuple[str, ...] | None
+    where: str
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Characters of a context, from `start` on."""
+
+    text: str
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question whose answer stands in its context; of several answers each is right."""
+
+    id: str
+    question: str
+    context: str
+    answers: tuple[Answer, ...]
+    where: str
+    answerable: bool | None = True  # None where nobody has said, as in a test set
+    candidates: tuple[Answer, ...] = ()  # what the answer is to be chosen from (ReCoRD's entities), if not any span
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A context, perhaps a second part between it and the options, and which option is right."""
+
+    context: str
+    options: tuple[str, ...]
+    right: int | None
+    where: str
+    second: str | None = None
+    id: str = ""
+
+
+def refuse_outside(start: int, end: int, text: str, where: str, what: str = "span") -> None:
+    """A span has to lie in its text and to hold a character."""
+    if not 0 <= start < end <= len(text):
+        held = f"the text has {len(text)} characters" if start < end else "it holds no character"
+        raise InputError(f"{where}: the {what} {start}–{end} lies outside its text: {held}; correct its offsets")

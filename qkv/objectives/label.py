@@ -1,0 +1,74 @@
+"""What a head that labels is asked, and how wrong it is: classes, numbers, several classes at once, spans, choices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from qkv.nn import Decoder, Encoder, Ragged
+from qkv.objectives.term import Term
+
+
+class Inputs(NamedTuple):
+    """A batch as the model takes it, and what it should say."""
+
+    source: Ragged  # [T]
+    segments: Tensor | None  # [T]
+    at: Tensor | None  # [M] the tokens that are judged; None: all, or whole sequences
+    labels: Tensor  # [M] of tokens or sequences; [B, labels] several at once; [B, 2] first and last token of a span
+    choices: tuple[int, ...] = ()  # sequences of each example, where one of several is right
+
+    @property
+    def targets(self) -> tuple[int, ...]:
+        return (len(self.labels),)
+
+
+def judged(model: Any, batch: Inputs) -> Tensor:
+    """The head's logits, whatever the body.  # [M or T or B, outputs]"""
+    if isinstance(model, Encoder):
+        return model(batch.source, batch.segments, batch.at)
+    if isinstance(model, Decoder):
+        return model(batch.source, batch.at)
+    logits = model(batch.source, batch.source.shifted(model.spec.start))
+    return logits if batch.at is None else logits[batch.at]
+
+
+def classes(logits: Tensor, batch: Inputs, weights: Tensor | None = None, smoothing: float = 0.0) -> Term:
+    """Cross-entropy; under class weights the mean is over weights, so that only their proportions matter."""
+    total = F.cross_entropy(logits.float(), batch.labels, weights, reduction="sum", label_smoothing=smoothing)
+    if weights is not None:
+        total = total * len(batch.labels) / weights[batch.labels].sum()
+    return Term(total, len(batch.labels))
+
+
+def numbers(logits: Tensor, batch: Inputs) -> Term:
+    """Squared error of a head with one output."""
+    return Term(F.mse_loss(logits[:, 0].float(), batch.labels.float(), reduction="sum"), len(batch.labels))
+
+
+def several(logits: Tensor, batch: Inputs) -> Term:
+    """Binary cross-entropy of each label for itself, the mean over labels."""
+    found = F.binary_cross_entropy_with_logits(logits.float(), batch.labels.float(), reduction="sum")
+    return Term(found / logits.shape[1], len(batch.labels))
+
+
+def spans(logits: Tensor, batch: Inputs) -> Term:
+    """Where an answer begins and where it ends, each a choice among a sequence's tokens (Devlin et al. 2019, 4.2)."""
+    padded = batch.source.like(logits.float()).to_padded(float("-inf"))  # [B, longest, 2]
+    begins, ends = (F.cross_entropy(padded[..., side], batch.labels[:, side], reduction="sum") for side in (0, 1))
+    return Term((begins + ends) / 2, len(batch.labels))
+
+
+def choices(logits: Tensor, batch: Inputs) -> Term:
+    """One score a sequence; the right one among those of its example."""
+    scores = Ragged.of(logits[:, 0].float(), batch.choices).to_padded(float("-inf"))  # [examples, most]
+    return Term(F.cross_entropy(scores, batch.labels, reduction="sum"), len(batch.labels))
+
+
+def packed(sequences: Sequence[Sequence[int]]) -> tuple[Tensor, list[int]]:
+    """Sequences end to end, and their lengths."""
+    return torch.tensor([token for sequence in sequences for token in sequence]), [len(s) for s in sequences]

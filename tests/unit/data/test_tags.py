@@ -1,0 +1,109 @@
+"""Chunks as tags: the scheme told, slips found, and conversions that keep every chunk."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qkv.data.examples import Labelled, Span
+from qkv.data.tags import bio_from_bioes, bio_from_iob1, bioes_from_bio, breach, scheme_of, tagged
+from qkv.errors import InputError
+
+Chunks = list[tuple[str, int]]  # kind and length; "" for words outside
+chunks = st.lists(st.tuples(st.sampled_from(["", "x", "y-z"]), st.integers(1, 3)), min_size=1)
+
+
+def in_bio(found: Chunks) -> list[str]:
+    return [f"{'B' if not place else 'I'}-{kind}" if kind else "O" for kind, length in found for place in range(length)]
+
+
+def in_iob1(found: Chunks) -> list[str]:
+    kinds = ["", *(kind for kind, _ in found)]
+    return [
+        (f"{'B' if not place and before == kind else 'I'}-{kind}" if kind else "O")
+        for before, (kind, length) in zip(kinds, found, strict=False)
+        for place in range(length)
+    ]
+
+
+def in_bioes(found: Chunks) -> list[str]:
+    letters = {1: "S", 2: "BE", 3: "BIE"}
+    return [f"{letters[length][place]}-{kind}" if kind else "O" for kind, length in found for place in range(length)]
+
+
+@given(chunks)
+def test_the_schemes_become_one_another(found: Chunks) -> None:
+    bio = tuple(in_bio(found))
+    assert bio_from_iob1(in_iob1(found)) == bio
+    assert bioes_from_bio(bio) == tuple(in_bioes(found))
+    assert bio_from_bioes(in_bioes(found)) == bio
+
+
+@given(chunks)
+def test_tags_that_keep_to_a_scheme_have_no_breach(found: Chunks) -> None:
+    assert breach(in_bio(found), "BIO") is None
+    assert breach(in_iob1(found), "IOB1") is None
+    assert breach(in_bioes(found), "BIOES") is None
+
+
+@given(st.lists(chunks, min_size=1))
+def test_the_scheme_that_is_told_is_one_that_the_tags_keep_to(sentences: list[Chunks]) -> None:
+    for written in (in_bio, in_iob1, in_bioes):
+        tags = [written(found) for found in sentences]
+        scheme = scheme_of(tags)
+        if scheme is not None:
+            assert all(breach(sentence, scheme) is None for sentence in tags)
+
+
+def test_one_slip_does_not_turn_a_file_into_another_scheme() -> None:
+    assert scheme_of([["B-x", "O"]] * 5 + [["O", "I-x"]]) == "BIO"
+    assert scheme_of([["I-x", "O"]] * 5 + [["O", "B-x"]]) == "IOB1"
+
+
+def test_tags_that_mark_no_chunks_have_no_scheme() -> None:
+    assert scheme_of([["DT", "NN", "I-"], ["O"]]) is None
+    assert scheme_of([["DT", "NN", "VB", "B-x"]]) is None
+
+
+@pytest.mark.parametrize(
+    ("tags", "scheme", "word"),
+    [
+        (["O", "I-x"], "BIO", 1),
+        (["B-x", "I-y"], "BIO", 1),
+        (["B-x", "E-x"], "BIO", 1),
+        (["O", "B-x"], "IOB1", 1),
+        (["I-x", "B-y"], "IOB1", 1),
+        (["O", "I-x", "E-x"], "BIOES", 1),
+        (["B-x", "E-y"], "BIOES", 1),
+        (["B-x", "S-x"], "BIOES", 1),
+        (["S-x", "B-x"], "BIOES", 1),
+        (["o"], "BIO", 0),
+    ],
+)
+def test_a_breach_is_found_at_its_word(tags: list[str], scheme: str, word: int) -> None:
+    found = breach(tags, scheme)
+    assert found is not None
+    assert found[0] == word
+
+
+def test_an_unknown_scheme_is_refused() -> None:
+    with pytest.raises(InputError, match="did you mean 'BIOES'"):
+        breach(["O"], "BIOE")
+
+
+# Spans
+
+
+def test_spans_become_tags_of_the_words_that_they_touch() -> None:
+    text = "A table for 5 adults, at 13:00pm!"
+    example = Labelled(text, "f:1", spans=(Span(12, 20, "people"), Span(24, 30, "time")))  # " 13:00" of "13:00pm"
+    made = tagged(example)
+    assert made.words == ("A", "table", "for", "5", "adults", ",", "at", "13", ":", "00pm", "!")
+    assert made.tags == ("O", "O", "O", "B-people", "I-people", "O", "O", "B-time", "I-time", "I-time", "O")
+    assert [text[start:][: len(word)] for start, word in zip(made.starts, made.words, strict=True)] == list(made.words)
+
+
+def test_of_spans_that_share_a_word_the_longest_is_kept() -> None:
+    example = Labelled("at 8 tonight", "f:1", spans=(Span(5, 12, "date"), Span(3, 12, "time")))
+    assert tagged(example).tags == ("O", "B-time", "I-time")
