@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from qkv.cli import checkpoints, data, runs, tokenizer, use
+from qkv.cli import checkpoints, data, runs, score, tokenizer, use
 from qkv.errors import InputError
 
 app = typer.Typer(
@@ -21,6 +21,7 @@ for name, command in {
     "predict": use.predict,
     "embed": use.embed,
     "eval": runs.evaluate_command,
+    "score": score.score,
     "look": runs.look,
     "cost": runs.cost,
     "families": checkpoints.list_families,

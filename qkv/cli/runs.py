@@ -49,7 +49,6 @@ def _find_rate(recipe: Any, folder: Path, device: str | None) -> None:
 
     found = find_rate(recipe, device=device)
     picture, table = folder.with_name(f"{folder.name}-rates.png"), folder.with_name(f"{folder.name}-rates.tsv")
-    picture.parent.mkdir(parents=True, exist_ok=True)
     found.plot(picture)
     write_text(table, found.tsv())
     print(f"{picture}: the loss over the rate ({table.name}: as a table)")
@@ -65,7 +64,8 @@ def evaluate_command(
         Path | None, typer.Option(help="The target file, where --data is one of two aligned files.")
     ] = None,
     format: Annotated[
-        str | None, typer.Option(help="aligned, tsv, jsonl or cmudict; by default as in training.")
+        str | None,
+        typer.Option(help="aligned, tsv, jsonl or cmudict; of text lines, blank, …; by default as in training."),
     ] = None,
     beams: Annotated[int | None, typer.Option(help="Beam width; by default the recipe's.")] = None,
     length_penalty: Annotated[float | None, typer.Option(help="As in predict; by default the recipe's.")] = None,
@@ -80,7 +80,10 @@ def evaluate_command(
     unknown: Annotated[str | None, typer.Option(help="As in predict; by default the recipe's.")] = None,
     device: Device = None,
 ) -> None:
-    """Error rates on held-out pairs, where any listed reference counts as right; perplexity of held-out text."""
+    """Error rates on held-out pairs, where any listed reference counts as right; perplexity of held-out text.
+
+    Of text, --data is a file or folder of documents; its format is as its name ends, else as in training.
+    """
     from qkv.data.pair import group
     from qkv.decode import Decoding
     from qkv.evaluate import evaluate, reference_loss
@@ -90,9 +93,12 @@ def evaluate_command(
 
     recipe = _recipe_of(run)
     if isinstance(recipe, TextRecipe):
-        if any(given is not None for given in (target, format, beams, length_penalty, output, unknown)) or free:
-            raise InputError("a model of text is scored by its perplexity; of the options only --data goes with that")
-        found = perplexity(load_model(run, device), recipe, None if data is None else [str(data)])
+        if any(given is not None for given in (target, beams, length_penalty, output, unknown)) or free:
+            said = "of the options only --data and --format go with that"
+            raise InputError(f"a model of text is scored by its perplexity; {said}")
+        if data is None and format is not None:
+            raise InputError("--format goes with --data")
+        found = perplexity(load_model(run, device), recipe, None if data is None else [str(data)], format)
         _print_perplexity(found, as_json)
         return
     examples = group(_pairs(recipe, data, target, format))
