@@ -221,7 +221,7 @@ class Run:
             group["lr"] = learning_rate * group.get("share", 1.0)
         self.optimiser.step()
         if self.trailing is not None:
-            self.trailing.update(self.model)
+            self.trailing.update(self.model, self.progress.step)
         tally.add(totals, counts, ready.tokens)
 
     def _set_scale(self, ready: Ready) -> list[int]:

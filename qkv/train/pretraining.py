@@ -65,7 +65,8 @@ class TextWork:
 
     def check_held_out(self) -> None:
         if not any(self.prepare(batch, step).targets[0] for step, batch in enumerate(self._held_out)):
-            raise InputError("no token of the held-out text is asked for; name more text, of longer documents")
+            said = "give more of it, of longer documents, or raise the objective's rate"
+            raise InputError(f"no token of the held-out text is asked for; {said}")
 
     def write_down(self, folder: Path) -> None:
         self.cutting.tokeniser.save(folder / SOURCE)

@@ -52,7 +52,7 @@ class Documents:
         return hashlib.blake2b(about.encode(), digest_size=16).hexdigest()
 
 
-def _names(given: str | list[str], key: str = "data") -> list[str]:
+def _names(given: str | list[str], key: str = "data.train or data.valid") -> list[str]:
     names = [given] if isinstance(given, str) else given
     if not names or not all(names):
         raise InputError(f"{key}: names no file; give a file, a folder, datasets:NAME or python:topics")

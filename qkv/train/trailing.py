@@ -25,10 +25,14 @@ class Trailing:
         self._averages = {name: tensor.detach().float().clone() for name, tensor in state(model).items()}
 
     @torch.no_grad()
-    def update(self, model: nn.Module) -> None:
-        """Takes in the weights of one more step; nothing waits for the device."""
+    def update(self, model: nn.Module, step: int | None = None) -> None:
+        """Takes in the weights of one more step; nothing waits for the device.
+
+        Given its number, the first steps forget faster: random weights would stay in the mean for long.
+        """
+        decay = self.decay if step is None else min(self.decay, (1 + step) / (10 + step))
         weights = [tensor.float() for tensor in self._in_order(model)]
-        torch._foreach_lerp_(list(self._averages.values()), weights, 1 - self.decay)
+        torch._foreach_lerp_(list(self._averages.values()), weights, 1 - decay)
 
     def tensors(self) -> dict[str, Tensor]:
         """The averages themselves, named as `qkv.weights.folder.state` names them: tied weights once."""

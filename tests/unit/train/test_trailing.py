@@ -176,3 +176,13 @@ def deeper(s: spec.Model) -> spec.Model:
 def test_a_decay_that_is_none_is_refused(decay: float) -> None:
     with pytest.raises(InputError, match="between 0 and 1"):
         Trailing(tiny(), decay)
+
+
+def test_random_weights_are_soon_forgotten():
+    model = torch.nn.Linear(3, 3)
+    trailing = Trailing(model, 0.999)
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+    for step in range(1, 101):
+        trailing.update(model, step)
+    assert (trailing.tensors()["weight"] - 1.0).abs().max() < 1e-4
