@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from qkv.errors import InputError
+from qkv.nn import Ragged
 from qkv.nn.block import Block
 from qkv.weights.folder import AnyModel
 
@@ -151,6 +152,17 @@ def _shard(model: nn.Module, half: bool, ranks: Ranks) -> None:
     fully_shard(model, mesh=mesh, reshard_after_forward=False)
     if hasattr(model, "both"):
         register_fsdp_forward_method(model, "both")
+
+
+def _open_ragged() -> None:
+    """Lets torch find the tensor in what a block gives: before 2.13 FSDP looks into no dataclass, and gathers no
+    weights for a backward pass whose beginning it does not see."""
+    from torch.utils import _pytree
+
+    if Ragged not in _pytree.SUPPORTED_NODES:
+        _pytree.register_pytree_node(
+            Ragged, lambda given: ([given.values], given.layout), lambda found, layout: Ragged(*found, layout)
+        )
 
 
 @contextmanager
