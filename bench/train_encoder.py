@@ -273,22 +273,23 @@ def check(contestant: Contestant, batch: Batch, wanted: tuple[float, float] | No
 
 
 def enter(
-    name: str, make: Callable[[], Row], batches: list[Batch], wanted: tuple[float, float] | None, device: torch.device
-) -> tuple[Callable[[], None], tuple[float, float]] | None:
+    name: str,
+    make: Callable[[], Row],
+    batches: list[Batch],
+    wanted: tuple[float, float] | None,
+    device: torch.device,
+    kind: type[Contestant] = Contestant,
+) -> tuple[Contestant, tuple[float, float]] | None:
     """Builds a row, checks it and warms it up; a peer that breaks is said and left out."""
     began = time.perf_counter()
     try:
-        contestant = Contestant(name, make(), device)
+        contestant = kind(name, make(), device)
         found = check(contestant, batches[0], wanted)
-
-        def call() -> None:
-            for batch in batches:
-                contestant.step(batch)
-
         first = float(contestant.step(batches[0]))
         if not abs(first - found[0]) <= _FIRST * found[0]:
             raise Differs(f"{name}: the first step's loss is {first:.4f}, without dropout {found[0]:.4f}")
-        call()
+        for batch in batches:
+            contestant.step(batch)
     except Differs:
         raise
     except ModuleNotFoundError as error:
@@ -300,8 +301,13 @@ def enter(
     else:
         said = f"loss {found[0]:.5f}, gradient {found[1]:.4f} without dropout"
         print(f"  {name}: {said}, ready in {time.perf_counter() - began:.1f} s", flush=True)
-        return call, found
+        return contestant, found
     return None
+
+
+def steps(contestant: Contestant, batches: list[Batch]) -> Callable[[], object]:
+    """What is raced: a step on each batch."""
+    return lambda: [contestant.step(batch) for batch in batches]
 
 
 # ---- the run --------------------------------------------------------------------------------------------------------
@@ -315,12 +321,12 @@ def run(folder: Path, size: Size, options: argparse.Namespace) -> dict[str, Any]
         f"{len(batches)} batches of {options.documents} documents, {real} real tokens, {places} padded places", end=""
     )
     print(f" ({one} in one shape), {sum(len(b.at) for b in batches)} targets", flush=True)
-    entered: dict[str, Callable[[], None]] = {}
+    entered: dict[str, Callable[[], object]] = {}
     wanted = None
     for name, make in rows(options).items():
         entry = enter(name, lambda make=make: make(folder, options, batches), batches, wanted, device)
         if entry is not None:
-            entered[name] = entry[0]
+            entered[name] = steps(entry[0], batches)
             wanted = wanted or entry[1]
     before = matrix_rate(device)
     laps = race(entered, options.rounds, device)

@@ -14,11 +14,12 @@ from typing import Any, Literal
 
 from qkv.errors import InputError, nearest
 
-__all__ = ["Attention", "Block", "Embed", "FeedForward", "Head", "Model", "Norm", "Patches", "Recurrent"]
-__all__ += ["RecurrentDecoder", "Relative", "Stack", "chosen", "from_json", "label_head", "replace", "to_json"]
+__all__ = ["Adapters", "Attention", "Block", "Embed", "FeedForward", "Head", "Model", "Norm", "Patches", "Recurrent"]
+__all__ += ["Read", "RecurrentDecoder", "Relative", "Stack", "chosen", "from_json", "label_head", "replace", "to_json"]
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
 Cell = Literal["lstm", "gru"]
+Read = Literal["last", "last_four", "mix"]
 ScoreName = Literal["scaled_dot", "dot", "bilinear", "additive", "mlp"]
 
 
@@ -209,6 +210,9 @@ class Head:
     dropout: float = 0.0
     dropout_first: bool = False  # before the dense layer as well (RoBERTa's, BART's and T5's classifiers)
     labels: tuple[str, ...] = ()  # the outputs' names
+    # how its logits are read, which changes none of them
+    several: bool = False  # each output for itself: any number of labels at once, by sigmoids
+    word: Literal["first", "mean"] = "first"  # where words are judged that have several tokens
 
     @property
     def at_each_token(self) -> bool:
@@ -232,6 +236,16 @@ def chosen(heads: dict[str, Head], name: str) -> Head | None:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Adapters:
+    """Low-rank matrices beside some that stay as they are: W x + scale / rank * B A x (Hu et al. 2022)."""
+
+    rank: int = 8
+    scale: float = 16.0
+    dropout: float = 0.0  # of what A reads
+    matrices: tuple[str, ...] = ("q", "v")  # in every block: q, k, v, o of its attentions; up, gate, down
+
+
+@dataclass(frozen=True, kw_only=True)
 class Model:
     """A whole model: an encoder, a decoder, or both, with a head."""
 
@@ -248,9 +262,13 @@ class Model:
     pad: int | None = None  # what Hugging Face fills a batch up with; kept for it, nothing here does
     never: tuple[int, ...] = ()  # tokens that are not written
     spread: float | None = None  # standard deviation that fresh matrices start with; None: Glorot's
+    # what the head reads of the body's layers: the last, the mean of the last four (a form of what Devlin et al. 2019,
+    # 5.3 concatenate), or a learned weighted mean of all (Peters et al. 2018)
+    read: Read = "last"
+    adapters: Adapters | None = None
 
 
-_PARTS: tuple[type, ...] = (Attention, Block, Embed, FeedForward, Head, Model, Norm, Patches)
+_PARTS: tuple[type, ...] = (Adapters, Attention, Block, Embed, FeedForward, Head, Model, Norm, Patches)
 _PARTS += (Recurrent, RecurrentDecoder, Relative, Stack)
 _TYPES: dict[str, type] = {part.__name__: part for part in _PARTS}
 

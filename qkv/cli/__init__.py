@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from qkv.cli import checkpoints, data, runs, score, tokenizer, use
+from qkv.cli import checkpoints, data, evaluation, prompt, runs, score, tokenizer, use
 from qkv.errors import InputError
 
 app = typer.Typer(
@@ -20,8 +20,9 @@ for name, command in {
     "train": runs.train,
     "predict": use.predict,
     "embed": use.embed,
-    "eval": runs.evaluate_command,
+    "eval": evaluation.evaluate_command,
     "score": score.score,
+    "prompt": prompt.prompt,
     "look": runs.look,
     "cost": runs.cost,
     "families": checkpoints.list_families,

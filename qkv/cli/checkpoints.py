@@ -11,6 +11,9 @@ from qkv.cli.options import Json, ModelName, load_model
 from qkv.errors import InputError
 
 Output = Annotated[Path, typer.Option("--output", "-o", help="The folder to write.")]
+Merge = Annotated[
+    bool, typer.Option("--merge", help="Work adapters into the matrices that they sit on: a plain model, of one piece.")
+]
 
 
 def list_families(as_json: Json = False) -> None:
@@ -30,23 +33,30 @@ def import_checkpoint(
         str | None, typer.Option(help="Another head than the checkpoint's own: sequence, token, span, choice, …")
     ] = None,
     labels: Annotated[str | None, typer.Option(help="Names of that head's outputs, with commas.")] = None,
+    merge: Merge = False,
 ) -> None:
     """A Hugging Face checkpoint into qkv's own format; with --head under another head, whose parameters are fresh."""
     from qkv.weights import load, save
+    from qkv.weights.adapters import merged
 
     _free(output)
     names = None if labels is None else [name.strip() for name in labels.split(",")]
     loaded = load(model, head=head, labels=names)
+    if merge:
+        loaded = merged(loaded)
     save(loaded, output)
     _said(loaded, output)
 
 
-def export_checkpoint(model: ModelName, output: Output) -> None:
+def export_checkpoint(model: ModelName, output: Output, merge: Merge = False) -> None:
     """A model as a Hugging Face checkpoint, which transformers loads."""
     from qkv.weights import save
+    from qkv.weights.adapters import merged
 
     _free(output)
     loaded = load_model(model, "cpu")
+    if merge:
+        loaded = merged(loaded)
     save(loaded, output, format="huggingface")
     _said(loaded, output)
 

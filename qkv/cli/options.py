@@ -21,6 +21,33 @@ Limit = Annotated[int | None, typer.Option(help="Longest output in tokens; by de
 TooLong = Annotated[str, typer.Option(help="An input over the model's length: refuse or truncate.")]
 Unknown = Annotated[str, typer.Option(help="A token that was never seen in training: refuse or replace.")]
 
+# of `qkv train`: a recipe, or what one is made of
+RecipeAndChanges = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[RECIPE] [KEY=VALUE]...",
+        help="A recipe (YAML), unless --task makes one; changes of its keys, train.steps=100 ….",
+    ),
+]
+RunOutput = Annotated[Path | None, typer.Option("--output", "-o", help="The run's folder; by default runs/NAME.")]
+TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard events.")]
+FindRate = Annotated[
+    bool, typer.Option("--find-lr", help="Train nothing: raise the rate from step to step and suggest one.")
+]
+Seeds = Annotated[
+    int | None, typer.Option(help="Train so often, each time with another seed; each figure's mean and deviation.")
+]
+Folds = Annotated[
+    int | None, typer.Option(help="The same, holding out another part of a task's training examples each time.")
+]
+TaskName = Annotated[str | None, typer.Option(help="No recipe: learn classify, rate, label, tag, answer or choose …")]
+TaskFile = Annotated[str | None, typer.Option(help="… from this file, or folder with --format …")]
+Start = Annotated[str | None, typer.Option("--from", metavar="MODEL", help="… starting from this run or checkpoint.")]
+ValidFile = Annotated[str | None, typer.Option(help="Validation examples; by default a tenth of --data.")]
+DataFormat = Annotated[str | None, typer.Option(help="How --data is written; by default as its name ends.")]
+TextColumn = Annotated[str | None, typer.Option(help="The column of the texts.")]
+LabelColumn = Annotated[str | None, typer.Option(help="The column of the labels.")]
+
 
 def one_of(option: str, value: str, *known: str) -> Any:
     if value not in known:

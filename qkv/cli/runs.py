@@ -1,46 +1,129 @@
-"""Commands that train a model and look at one that was trained here: train, eval, look, cost."""
+"""Commands that train a model and look at one that was trained here: train, look, cost."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from qkv.cli.options import Device, RunFolder, TooLong, check_device, load_model, one_of
+from qkv.cli import options
+from qkv.cli.options import Device, RunFolder, check_device, load_model
+from qkv.cli.tasks import Columns, SkipBad, column_names
 from qkv.errors import InputError
 
 
 def train(
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe (YAML).")],
-    changes: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="train.steps=100 …")] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The run's folder; by default runs/NAME.")
-    ] = None,
+    words: options.RecipeAndChanges = None,
+    output: options.RunOutput = None,
     device: Device = None,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard events.")] = False,
-    find_lr: Annotated[
-        bool, typer.Option("--find-lr", help="Train nothing: raise the rate from step to step and suggest one.")
-    ] = False,
+    tensorboard: options.TensorBoard = False,
+    find_lr: options.FindRate = False,
+    seeds: options.Seeds = None,
+    folds: options.Folds = None,
+    task: options.TaskName = None,
+    data: options.TaskFile = None,
+    start: options.Start = None,
+    valid: options.ValidFile = None,
+    format: options.DataFormat = None,
+    text: options.TextColumn = None,
+    label: options.LabelColumn = None,
+    column: Columns = None,
+    skip_bad: SkipBad = False,
 ) -> None:
-    """Train what RECIPE describes. Kill it at any moment: the same command goes on, as if it had never stopped."""
-    from qkv.train import fit, read_recipe
-    from qkv.train.progress import events, say, show
+    """Train what RECIPE describes, or a task on your own file.
 
-    read = read_recipe(recipe, changes or [])
-    folder = output or Path("runs") / read.name
+    qkv train --task classify --data mine.csv --text review --label stars --from MODEL
+
+    Kill it at any moment: the same command goes on, as if it had never stopped.
+    """
+    from qkv.train import read_recipe
+    from qkv.train.progress import say
+
     check_device(device)
-    if find_lr:
+    _check_times(seeds, folds)
+    given, changes = _recipe_and_changes(words or [], task)
+    named = column_names(column, text=text, label=label)
+    if given is not None:
+        if any(option is not None for option in (data, start, valid, format)) or named or skip_bad:
+            raise InputError("a recipe names its data and model itself; leave out RECIPE, or --data and the like")
+        read: Any = read_recipe(given, changes)
+    else:
+        read = _made(task, data, start, changes, valid=valid, format=format, columns=named, skip_bad=skip_bad)
+    folder = output or Path("runs") / read.name
+    if seeds is not None or folds is not None:
+        _train_several(read, folder, device, seeds, folds, tensorboard)
+    elif find_lr:
         _find_rate(read, folder, device)
-        return
-    records = fit(read, folder, device=device)
-    if tensorboard:
-        records = events(records, folder)
-    if not show(records, read.train.steps):
+    elif _train_one(read, folder, device, tensorboard):
+        say(f"trained: {folder}")
+    else:
         say(f"{folder} is already trained; try: qkv predict {folder}")
-        return
-    say(f"trained: {folder}")
+
+
+def _check_times(seeds: int | None, folds: int | None) -> None:
+    if seeds is not None and folds is not None:
+        raise InputError("--seeds and --folds: give one of the two")
+    for option, count in (("--seeds", seeds), ("--folds", folds)):
+        if count is not None and count < 2:
+            raise InputError(f"{option}: {count} run has no deviation; give 2 or more")
+
+
+def _recipe_and_changes(words: list[str], task: str | None) -> tuple[Path | None, list[str]]:
+    """What stands on the command line beside options: with --task changes alone, else a recipe before them."""
+    if task is None:
+        if not words:
+            raise InputError("nothing to train; give a RECIPE, or --task with --data and --from")
+        return Path(words[0]), words[1:]
+    wrong = next((word for word in words if "=" not in word), None)
+    if wrong is not None:
+        raise InputError(f"--task makes a recipe, and '{wrong}' is one, or no change; give a RECIPE or --task")
+    return None, words
+
+
+def _made(task: Any, data: str | None, start: str | None, changes: list[str], **others: Any) -> Any:
+    """A recipe out of options, which is shown: written to a file, it can be changed and run again."""
+    from qkv.train.making import made
+    from qkv.train.progress import say
+    from qkv.train.recipe import as_yaml, checked
+
+    if data is None:
+        raise InputError("--task needs examples to learn from; give --data")
+    if start is None and not any(change.startswith("model") for change in changes):
+        raise InputError("--task needs a model to start from; give --from, or model.family=… text.size=… for a new one")
+    raw = made(task, data, start, changes, **others)
+    read = checked(raw, "the command line")
+    say(as_yaml(raw))
+    return read
+
+
+def _train_one(recipe: Any, folder: Path, device: str | None, tensorboard: bool) -> bool:
+    from qkv.train import fit
+    from qkv.train.progress import events, show
+
+    records = fit(recipe, folder, device=device)
+    return show(events(records, folder) if tensorboard else records, recipe.train.steps)
+
+
+def _train_several(
+    recipe: Any, folder: Path, device: str | None, seeds: int | None, folds: int | None, tensorboard: bool
+) -> None:
+    import json
+
+    from qkv.files import write_text
+    from qkv.train.progress import say
+    from qkv.train.several import figures, render, summary, with_folds, with_seeds
+
+    found = {}
+    for one in with_folds(recipe, folder, folds) if folds is not None else with_seeds(recipe, folder, seeds or 0):
+        say(f"{one.name}: {one.folder}")
+        _train_one(one.recipe, one.folder, device, tensorboard)
+        found[one.name] = figures(one.folder)
+    told = summary(found)
+    say(render(told))
+    table = folder.with_name(f"{folder.name}-{'seeds' if folds is None else 'folds'}.json")
+    write_text(table, json.dumps(told, indent=2) + "\n")
+    say(f"{table}: the same as JSON")
 
 
 def _find_rate(recipe: Any, folder: Path, device: str | None) -> None:
@@ -53,71 +136,6 @@ def _find_rate(recipe: Any, folder: Path, device: str | None) -> None:
     write_text(table, found.tsv())
     print(f"{picture}: the loss over the rate ({table.name}: as a table)")
     print(f"suggested: train.learning_rate={found.suggestion():.1e}")
-
-
-def evaluate_command(
-    run: RunFolder,
-    data: Annotated[
-        Path | None, typer.Option("--data", "-d", help="Pairs to score on; by default the recipe's test part.")
-    ] = None,
-    target: Annotated[
-        Path | None, typer.Option(help="The target file, where --data is one of two aligned files.")
-    ] = None,
-    format: Annotated[
-        str | None,
-        typer.Option(help="aligned, tsv, jsonl or cmudict; of text lines, blank, …; by default as in training."),
-    ] = None,
-    beams: Annotated[int | None, typer.Option(help="Beam width; by default the recipe's.")] = None,
-    length_penalty: Annotated[float | None, typer.Option(help="As in predict; by default the recipe's.")] = None,
-    free: Annotated[
-        bool, typer.Option("--free", help="Also the loss of the references with and without a teacher.")
-    ] = False,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write source, output and references as TSV.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    too_long: TooLong = "refuse",
-    unknown: Annotated[str | None, typer.Option(help="As in predict; by default the recipe's.")] = None,
-    device: Device = None,
-) -> None:
-    """Error rates on held-out pairs, where any listed reference counts as right; perplexity of held-out text.
-
-    Of text, --data is a file or folder of documents; its format is as its name ends, else as in training.
-    """
-    from qkv.data.pair import group
-    from qkv.decode import Decoding
-    from qkv.evaluate import evaluate, reference_loss
-    from qkv.files import write_text
-    from qkv.train.pretraining import perplexity
-    from qkv.train.sections import TextRecipe
-
-    recipe = _recipe_of(run)
-    if isinstance(recipe, TextRecipe):
-        if any(given is not None for given in (target, beams, length_penalty, output, unknown)) or free:
-            said = "of the options only --data and --format go with that"
-            raise InputError(f"a model of text is scored by its perplexity; {said}")
-        if data is None and format is not None:
-            raise InputError("--format goes with --data")
-        found = perplexity(load_model(run, device), recipe, None if data is None else [str(data)], format)
-        _print_perplexity(found, as_json)
-        return
-    examples = group(_pairs(recipe, data, target, format))
-    how = Decoding(
-        beams=recipe.test.beams if beams is None else beams,
-        length_penalty=recipe.test.length_penalty if length_penalty is None else length_penalty,
-        too_long=one_of("--too-long", too_long, "refuse", "truncate"),
-        unknown=one_of("--unknown", unknown or recipe.data.unknown, "refuse", "replace"),
-    )
-    loaded = load_model(run, device)
-    scores = evaluate(loaded, examples, how)
-    values: dict[str, float] = {"per": scores.per, "wer": scores.wer, "examples": scores.examples}
-    if free:
-        values["loss"] = reference_loss(loaded, examples)
-        values["loss_free_running"] = reference_loss(loaded, examples, free=True)
-    if output is not None:
-        rows = zip(examples, scores.predictions, strict=True)
-        write_text(output, "".join("\t".join([e.source, p, *e.references]) + "\n" for e, p in rows))
-    _print_scores(values, as_json)
 
 
 def look(
@@ -183,29 +201,6 @@ def cost(
     )
 
 
-def _recipe_of(run: Path) -> Any:
-    from qkv.train import read_recipe
-
-    if not run.is_dir():
-        raise InputError(f"{run}: no such folder; train a model first (qkv train RECIPE), or check the path")
-    return read_recipe(run / "recipe.yaml")
-
-
-def _pairs(recipe: Any, data: Path | None, target: Path | None, format: str | None) -> Any:
-    import dataclasses
-
-    from qkv.data.readers import FORMATS
-    from qkv.train.pairs import read_part
-
-    if data is None and (target is not None or format is not None):
-        raise InputError("--target and --format go with --data")
-    if data is None:
-        return read_part(recipe.data, "test")
-    kind = one_of("--format", format or recipe.data.format, *FORMATS)
-    files = str(data) if target is None else [str(data), str(target)]
-    return read_part(dataclasses.replace(recipe.data, format=kind, test=files), "test")
-
-
 def _heads(text: str) -> Literal["mean", "each"] | list[int]:
     if text in ("mean", "each"):
         return text  # type: ignore[return-value]
@@ -213,25 +208,3 @@ def _heads(text: str) -> Literal["mean", "each"] | list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise InputError(f"--heads is mean, each, or numbers such as 0,2, not '{text}'") from None
-
-
-def _print_perplexity(values: dict[str, float], as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(values))
-        return
-    print(f"tokens      {int(values['tokens']):>10,}")
-    print(f"perplexity  {values['perplexity']:>10,.3f}   (of the tokens that are asked for; loss {values['loss']:.4f})")
-    if "next_sentence_loss" in values:
-        print(f"next-sentence loss {values['next_sentence_loss']:.4f}")
-
-
-def _print_scores(values: dict[str, float], as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(values))
-        return
-    print(f"examples            {int(values['examples']):>8,}")
-    print(f"token error rate    {values['per']:>8.2%}   (phoneme error rate, where tokens are phonemes)")
-    print(f"sequence error rate {values['wer']:>8.2%}   (word error rate, where a sequence is a word)")
-    if "loss" in values:
-        print(f"loss, with teacher  {values['loss']:>8.4f}   (mean negative log-probability a token)")
-        print(f"loss, free-running  {values['loss_free_running']:>8.4f}")

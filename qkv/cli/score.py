@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from qkv.cli.options import Device, Json, TooLong, load_model, one_of
+from qkv.cli.tables import number, show, span
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ def _write_each(path: Path, found: _Found) -> None:
         own = one.metric.each(one.rows)
         for figure in dict.fromkeys(figure for row in own for figure in row):
             title = figure if figure == one.name else f"{one.name}.{figure}"
-            columns[title] = [_number(row.get(figure, math.nan), one.metric.digits) for row in own]
+            columns[title] = [number(row.get(figure, math.nan), one.metric.digits) for row in own]
     lines = zip(*columns.values(), strict=True)
     write_text(path, "".join("\t".join(line) + "\n" for line in [tuple(columns), *lines]))
 
@@ -246,15 +246,15 @@ def _print_table(found: _Found, by_label: bool) -> None:
         *(["interval"] if found.draws.resamples else []),
         *(["other"] if paired else []),
     ]
-    _show(head, [_row(one, figure) for one in found.scored for figure in one.figures])
+    show(head, [_row(one, figure) for one in found.scored for figure in one.figures], words=2)
     if any(one.comparisons for one in found.scored):  # a table of its own: both fit into eighty columns
         print()
         head = ["metric", "figure", "difference", "interval", "p boot", "p swaps"]
-        _show(head, [_compared(one, figure) for one in found.scored for figure in one.comparisons])
+        show(head, [_compared(one, figure) for one in found.scored for figure in one.comparisons], words=2)
     for one in found.scored if by_label else []:
         if hasattr(one.metric, "by_label"):
             print()
-            _show([one.name, "precision", "recall", "f1", "support"], _labels(one))
+            show([one.name, "precision", "recall", "f1", "support"], _labels(one))
     print()
     said = f"{found.examples:,} examples"
     if found.draws.resamples:
@@ -268,49 +268,20 @@ def _print_table(found: _Found, by_label: bool) -> None:
 
 def _row(one: _Scored, figure: str) -> list[str]:
     digits = one.metric.digits
-    row = [one.name, figure, _number(one.figures[figure], digits)]
-    row += [_span(one.intervals[figure], digits)] if one.intervals else []
-    return [*row, _number(one.other.get(figure, math.nan), digits)] if one.other else row
+    row = [one.name, figure, number(one.figures[figure], digits)]
+    row += [span(one.intervals[figure].low, one.intervals[figure].high, digits)] if one.intervals else []
+    return [*row, number(one.other.get(figure, math.nan), digits)] if one.other else row
 
 
 def _compared(one: _Scored, figure: str) -> list[str]:
     digits, found = one.metric.digits, one.comparisons[figure]
-    spread = _span(found.interval, digits, sign="+")
+    spread = span(found.interval.low, found.interval.high, digits, sign="+")
     chances = (f"{chance:.4f}" for chance in (found.p_bootstrap, found.p_randomisation))
-    return [one.name, figure, _number(found.difference, digits, sign="+"), spread, *chances]
+    return [one.name, figure, number(found.difference, digits, sign="+"), spread, *chances]
 
 
 def _labels(one: _Scored) -> list[list[str]]:
     return [
-        [str(label), *(_number(line[f], 4) for f in ("precision", "recall", "f1")), f"{line['support']:,.0f}"]
+        [str(label), *(number(line[f], 4) for f in ("precision", "recall", "f1")), f"{line['support']:,.0f}"]
         for label, line in one.metric.by_label(one.rows).items()
     ]
-
-
-def _number(value: float, digits: int, sign: str = "") -> str:
-    return "undefined" if math.isnan(value) else f"{value:{sign},.{digits}f}"
-
-
-def _span(interval: Interval, digits: int, sign: str = "") -> str:
-    return f"{_number(interval.low, digits, sign)} … {_number(interval.high, digits, sign)}"
-
-
-def _show(head: list[str], rows: list[list[str]]) -> None:
-    """A table with lines on a terminal; elsewhere columns, for files and other programs."""
-    left = 2 if head[1] == "figure" else 1  # how many columns hold words
-    if sys.stdout.isatty():
-        from rich import box
-        from rich.console import Console
-        from rich.table import Table
-
-        table = Table(box=box.SIMPLE_HEAD, padding=0, collapse_padding=True, pad_edge=False)
-        for number, title in enumerate(head):
-            table.add_column(title, justify="left" if number < left else "right", no_wrap=True)
-        for row in rows:
-            table.add_row(*row)
-        Console().print(table)
-        return
-    widths = [max(len(line[i]) for line in [head, *rows]) for i in range(len(head))]
-    for line in [head, *rows]:
-        cells = [c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True))]
-        print("  ".join(cells).rstrip())

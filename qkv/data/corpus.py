@@ -244,6 +244,11 @@ def _formats(path: Path) -> tuple[str, ...]:
     return _ENDINGS.get(inner.suffix.lower(), ())
 
 
+def tells(name: str | Path) -> bool:
+    """Whether a name alone says how documents stand in the file."""
+    return len(_formats(Path(name))) == 1
+
+
 def _told(path: Path) -> str:
     formats = _formats(path)
     if len(formats) == 1 or not path.exists():

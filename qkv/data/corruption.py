@@ -211,5 +211,6 @@ def _body(pieces: Pieces, marks: Marks) -> tuple[Bools, Ints, Ints]:
 
 def _mask(marks: Marks) -> int:
     if marks.mask is None:
-        raise InputError("this vocabulary has no mask token; train the tokeniser with one, or choose span corruption")
+        kinds = "train the tokeniser for bert, roberta or bart, which have one (qkv tokenizer train --family)"
+        raise InputError(f"text.tokenizer: this vocabulary has no mask token; {kinds}")
     return marks.mask

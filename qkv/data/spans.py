@@ -141,6 +141,9 @@ def _part(words: Words, firsts: Ints, counts: Ints) -> Words:
 
 def _sentinels(marks: Marks, plan: _Plan, pieces: Pieces) -> Ints:
     needed = int(plan.spans.max()) + 1
+    if not marks.sentinels:
+        said = "this vocabulary has no sentinels, which stand for spans"
+        raise InputError(f"text.tokenizer: {said}; train the tokeniser for t5 (qkv tokenizer train --family t5)")
     if needed > len(marks.sentinels):
         length = pieces.lengths[plan.spans.argmax()]
         said = f"a piece of {length} tokens needs {needed} sentinels and the vocabulary has {len(marks.sentinels)}"

@@ -51,7 +51,7 @@ def embed(
         for batch in batches(loaded, frames, how.batch_tokens):
             hidden = batch.source.like(_features(loaded, batch, layers).float())
             if pool == "words":
-                hidden = by_word(hidden, [frames[i].words for i in batch.rows], how.word)
+                hidden = by_word(hidden, [frames[i].words for i in batch.rows], how.word or "first")
             for row, vectors in zip(batch.rows, _pooled(hidden, pool), strict=True):
                 out[row] = (torch.nn.functional.normalize(vectors, dim=-1) if unit else vectors).cpu()
     return out

@@ -100,6 +100,11 @@ def shortened(frame: Framed, longest: int) -> Framed:
             kept.append(i)
         if part is not None:
             left[part] -= 1
+    return only(frame, kept)
+
+
+def only(frame: Framed, kept: Sequence[int]) -> Framed:
+    """Those tokens of a frame."""
     lists = {name: [getattr(frame, name)[i] for i in kept] for name in ("ids", "segments", "offsets", "words", "parts")}
     return replace(frame, **lists)
 

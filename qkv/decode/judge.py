@@ -5,6 +5,7 @@ The heads are those of the notes' table of tasks; which one a model has, its spe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -70,7 +71,7 @@ def _fill(loaded: Loaded, inputs: Sequence[Given], how: Decoding, places: Sequen
 
 def _classify(loaded: Loaded, inputs: Sequence[Given], how: Decoding, places: Sequence[str]) -> list[list[Prediction]]:
     frames = framed(loaded, [_text(g, p) for g, p in zip(inputs, places, strict=True)], places, how)
-    return _over(loaded, frames, how, lambda batch, hidden: _labelled(loaded, _pooled(loaded, batch, hidden), how.best))
+    return _over(loaded, frames, how, lambda batch, hidden: _labelled(loaded, _pooled(loaded, batch, hidden), how))
 
 
 def _follow(loaded: Loaded, inputs: Sequence[Given], how: Decoding, places: Sequence[str]) -> list[list[Prediction]]:
@@ -88,18 +89,20 @@ def _see(loaded: Loaded, files: Sequence[str], how: Decoding) -> list[list[Predi
     each = max(1, how.batch_tokens // input_length(model.spec))
     for begin in range(0, len(files), each):
         pictures = loaded.images.read_batch([Path(f) for f in files[begin : begin + each]]).to(model.device)
-        out += _labelled(loaded, model(pictures), how.best)
+        out += _labelled(loaded, model(pictures), how)
     return out
 
 
 def _tag(loaded: Loaded, inputs: Sequence[Given], how: Decoding, places: Sequence[str]) -> list[list[Prediction]]:
     """Every word with its label; a word's vector is that of its first piece, or the mean of its pieces'."""
+    assert loaded.model.spec.head is not None
+    word = how.word or loaded.model.spec.head.word
     texts = [_one(given, place) for given, place in zip(inputs, places, strict=True)]
     frames = framed(loaded, texts, places, how)
 
     def tag(batch: Packed, hidden: Tensor) -> list[list[Prediction]]:
         chosen = [frames[i] for i in batch.rows]
-        words = by_word(batch.source.like(hidden), [frame.words for frame in chosen], how.word)
+        words = by_word(batch.source.like(hidden), [frame.words for frame in chosen], word)
         scores, labels = _log_softmax(loaded, words.values).max(-1)
         at, out = 0, []
         for row, frame, size in zip(batch.rows, chosen, words.layout.sizes, strict=True):
@@ -208,12 +211,21 @@ def _pooled(loaded: Loaded, batch: Packed, hidden: Tensor) -> Tensor:
     return logits  # [B, outputs]
 
 
-def _labelled(loaded: Loaded, logits: Tensor, best: int) -> list[list[Prediction]]:
+def _labelled(loaded: Loaded, logits: Tensor, how: Decoding) -> list[list[Prediction]]:
+    assert loaded.model.spec.head is not None
+    if loaded.model.spec.head.several:
+        return [_above(loaded, row, how.threshold) for row in torch.nn.functional.logsigmoid(logits.float())]
     if logits.shape[-1] == 1:  # a regression: the number itself
         return [[Prediction(f"{value:.4f}", value)] for value in logits.flatten().tolist()]
     scores, labels = torch.log_softmax(logits.float(), -1).sort(descending=True)
     rows = zip(scores.tolist(), labels.tolist(), strict=True)
-    return [[Prediction(_name(loaded, i), s) for s, i in list(zip(*row, strict=True))[:best]] for row in rows]
+    return [[Prediction(_name(loaded, i), s) for s, i in list(zip(*row, strict=True))[: how.best]] for row in rows]
+
+
+def _above(loaded: Loaded, scores: Tensor, threshold: float) -> list[Prediction]:
+    """All labels that are likely enough, each for itself; perhaps none."""
+    found = zip(*(side.tolist() for side in scores.sort(descending=True)), strict=True)
+    return [Prediction(_name(loaded, label), score) for score, label in found if math.exp(score) >= threshold]
 
 
 def _name(loaded: Loaded, label: int) -> str:

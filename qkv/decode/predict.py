@@ -72,12 +72,16 @@ def _limits(model: Writer, source: Ragged, how: Decoding) -> list[int]:
 
 
 def predict(
-    loaded: Loaded, texts: Sequence[Given], how: Decoding | None = None, places: Sequence[str] | None = None
+    loaded: Loaded,
+    texts: Sequence[Given],
+    how: Decoding | None = None,
+    places: Sequence[str] | None = None,
+    first: int = 0,
 ) -> list[list[Prediction]]:
     """The `how.best` outputs for each input, best first: what a model writes, or what its head says about a text.
 
     An input is a text, or several that belong together: a question and a text, a sentence and its choices. `places`
-    name the inputs in messages.
+    name the inputs in messages. `first` is the first one's number, by which it is told apart where outputs are drawn.
     """
     how, model = how or Decoding(), loaded.model
     if isinstance(texts, str):
@@ -92,10 +96,12 @@ def predict(
         check_search(how)
         if not all(isinstance(text, str) for text in texts):
             raise InputError("this model takes one text at a time")
-        return _written(loaded, [str(text) for text in texts], how, named)
+        return _written(loaded, [str(text) for text in texts], how, named, first)
 
 
-def _written(loaded: Loaded, texts: Sequence[str], how: Decoding, places: Sequence[str]) -> list[list[Prediction]]:
+def _written(
+    loaded: Loaded, texts: Sequence[str], how: Decoding, places: Sequence[str], first: int
+) -> list[list[Prediction]]:
     model, target = loaded.model, loaded.target
     assert not isinstance(model, Encoder)
     ids = sequences(loaded, texts, places, how)
@@ -104,7 +110,7 @@ def _written(loaded: Loaded, texts: Sequence[str], how: Decoding, places: Sequen
     budget = max(1, how.batch_tokens // max(how.beams, how.best))
     for rows in evaluation_batches([len(x) for x in ids], budget):
         packed = Ragged.pack([torch.tensor(ids[i]) for i in rows]).to(model.device)
-        for i, hypotheses in zip(rows, generate(model, packed, how, rows.tolist()), strict=True):
+        for i, hypotheses in zip(rows, generate(model, packed, how, (rows + first).tolist()), strict=True):
             before = ids[i] if isinstance(model, Decoder) else []  # a continuation is read with what it continues
             out[i] = [Prediction(target.decode([*before, *h.tokens]), h.score, h.finished) for h in hypotheses]
     return out

@@ -7,10 +7,31 @@ for a loss.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+from qkv.data.framing import frame_of
+from qkv.errors import InputError
 from qkv.nn import EncoderDecoder, Ragged
+from qkv.text.tokeniser import Tokeniser
+
+
+def unclosed(tokeniser: Tokeniser, texts: Sequence[str], end: int) -> list[list[int]]:
+    """Ids of texts as pairs are kept: in the checkpoint's template, without the end token, which every batch adds.
+
+    So a BART's target opens with <s>, as in its pretraining, and a T5's with nothing.
+    """
+    ids = tokeniser.encode_batch(texts)
+    if tokeniser.ours:
+        return ids
+    before, _, behind = frame_of(tokeniser).ids
+    if behind != [end]:
+        closing = " ".join(tokeniser.tokens(behind)) or "nothing"
+        said = f"its tokeniser closes a text with {closing}, and the model ends what it writes with token {end}"
+        raise InputError(f"{said}; this model cannot learn from pairs")
+    return [[*before, *one] for one in ids]
 
 
 @torch.no_grad()

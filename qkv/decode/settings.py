@@ -29,7 +29,9 @@ class Decoding:
     too_long: Literal["refuse", "truncate"] = "refuse"
     unknown: Literal["refuse", "replace"] = "refuse"
     special: bool = False  # special tokens in a text, such as T5's <extra_id_0>, are read as such and not as text
-    word: Literal["first", "mean"] = "first"  # what stands for a word of several tokens, where words are tagged
+    # what stands for a word of several tokens; None: as the tagger was trained, else the first
+    word: Literal["first", "mean"] | None = None
+    threshold: float = 0.5  # the probability from which on a label counts, where several may
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,9 @@ def check(how: Decoding) -> None:
         raise InputError(f"top_p must lie above 0 and at most at 1, not {how.top_p}")
     if how.unfinished not in ("last", "ranked", None):
         raise InputError(f"unfinished is last or ranked, not '{how.unfinished}'")
-    if how.word not in ("first", "mean"):
+    if not 0 <= how.threshold <= 1:
+        raise InputError(f"threshold is a probability, from 0 to 1, not {how.threshold}")
+    if how.word not in ("first", "mean", None):
         raise InputError(f"word is first or mean, not '{how.word}'")
 
 

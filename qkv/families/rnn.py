@@ -1,7 +1,9 @@
 """The recurrent encoder-decoder: Sutskever et al. 2014; with attention Bahdanau et al. 2015, Luong et al. 2015.
 
 "Sequence to Sequence models: Attention Models" of the notes is this family: `attention: none` is its "simple
-translation model", the other values are its scores g(h, s).
+translation model", the other values are its scores g(h, s). Under a head for sequences or tokens it is the encoder
+alone, a BiLSTM: "Use case #1: sequence classification with RNNs", whose attention has a learned query; with
+`attention: none` the last state stands for the sequence. It then reads text as BERT does, first token and all.
 """
 
 from __future__ import annotations
@@ -10,14 +12,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from qkv import spec as s
-from qkv.errors import InputError
+from qkv.errors import InputError, nearest
+from qkv.families.bert import TEMPLATE as TEMPLATE
 
 PAPER = "Bahdanau et al. 2015"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What a recipe may say of a recurrent encoder-decoder."""
+    """What a recipe may say of a recurrent encoder-decoder, or of the encoder alone."""
 
     attention: Literal["none", "dot", "scaled_dot", "bilinear", "additive", "mlp"] = "additive"
     heads: int = 1
@@ -39,8 +42,25 @@ SIZES = {
 }
 
 
-def spec(shape: Shape, *, source: int = 30000, target: int = 30000, start: int = 2, end: int = 3) -> s.Model:
-    """An encoder-decoder for vocabularies of the given sizes; the encoder's output has the decoder's width."""
+HEADS = ("generation", "sequence", "token", "span", "choice")
+
+
+def spec(
+    shape: Shape,
+    *,
+    source: int = 30000,
+    target: int = 30000,
+    start: int = 2,
+    end: int = 3,
+    head: str = "generation",
+    labels: tuple[str, ...] = ("no", "yes"),
+) -> s.Model:
+    """An encoder-decoder for vocabularies of the given sizes; the encoder's output has the decoder's width.
+
+    Under any other head than `generation` the encoder alone.
+    """
+    if head not in HEADS:
+        raise InputError(f"head: this family has no '{head}'; {nearest(head, HEADS)}")
     if shape.bidirectional and shape.hidden % 2:
         raise InputError(f"model.hidden: {shape.hidden} does not divide into two directions; make it even")
     each_way = shape.hidden // 2 if shape.bidirectional else shape.hidden
@@ -58,22 +78,19 @@ def spec(shape: Shape, *, source: int = 30000, target: int = 30000, start: int =
             width=shape.hidden, memory=encoder.output, heads=shape.heads, score=shape.attention, project=False
         )
     embed = s.Embed(vocabulary=source, width=shape.width, length=shape.length, position="none", dropout=shape.dropout)
-    return s.Model(
-        family="rnn",
-        source=embed,
-        encoder=encoder,
-        target=s.replace(embed, vocabulary=target),
-        decoder=s.RecurrentDecoder(
-            width=shape.width,
-            memory=encoder.output,
-            hidden=shape.hidden,
-            cell=shape.cell,
-            layers=shape.decoder_layers,
-            attention=attention,
-            readout=shape.readout,
-            dropout=shape.dropout,
-        ),
-        head=s.Head(kind="lm", width=shape.hidden, outputs=target, bias=True),
-        start=start,
-        end=end,
+    half = s.Model(family="rnn", source=embed, encoder=encoder, start=start, end=end)
+    if head != "generation":
+        made = s.label_head(head, encoder.output, labels, pool=attention or "last", dropout=shape.dropout)  # type: ignore[arg-type]
+        return s.replace(half, head=made)
+    decoder = s.RecurrentDecoder(
+        width=shape.width,
+        memory=encoder.output,
+        hidden=shape.hidden,
+        cell=shape.cell,
+        layers=shape.decoder_layers,
+        attention=attention,
+        readout=shape.readout,
+        dropout=shape.dropout,
     )
+    written = s.Head(kind="lm", width=shape.hidden, outputs=target, bias=True)
+    return s.replace(half, target=s.replace(embed, vocabulary=target), decoder=decoder, head=written)

@@ -12,13 +12,17 @@ from torch.overrides import TorchFunctionMode
 
 from qkv import spec
 from qkv.errors import InputError
+from qkv.nn.adapter import OWN, adapt, merge
 from qkv.nn.attention import Attention
 from qkv.nn.embed import Embed, Patches
 from qkv.nn.heads import Head
+from qkv.nn.mix import Mix, last_four
 from qkv.nn.position import Learned, Relative
 from qkv.nn.ragged import Ragged
 from qkv.nn.recurrent import Recurrent, RecurrentDecoder, RecurrentState
 from qkv.nn.stack import Encoded, Stack, StackState
+
+HEADS = ("head", "beside", "mix")  # what stands on a body
 
 
 @dataclass
@@ -36,9 +40,12 @@ class State:
 class Model(nn.Module):
     """What all shells share: a spec and the device they live on."""
 
+    frozen: bool = False  # the body is not trained, and its dropout is off
+
     def __init__(self, s: spec.Model):
         super().__init__()
         self.spec = s
+        self.mix = _mix(s)
 
     def tie(self) -> None:
         """Makes one tensor of what the spec says is one; a model that shares nothing has nothing to do."""
@@ -47,6 +54,31 @@ class Model(nn.Module):
     @property
     def device(self) -> torch.device:
         return next(self.parameters()).device
+
+    def freeze(self) -> None:
+        """From now on only what stands on the body is trained, and adapters in it where there are some.
+
+        Without adapters no gradient passes the body: it runs as it does in use, and keeps nothing for a backward pass.
+        """
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(beside_body(name))
+        self.frozen = self.spec.adapters is None
+        self.train(self.training)
+
+    def train(self, mode: bool = True) -> Model:
+        super().train(mode)
+        for name, part in self.named_children():
+            if self.frozen and name not in HEADS:
+                part.eval()
+        return self
+
+    def _hidden(self, stack: nn.Module, x: Ragged, memory: Encoded | None = None) -> Encoded:
+        """What a head reads of the last stack's layers."""
+        if self.spec.read == "last":
+            return _encoded(stack(x) if memory is None else stack(x, memory))
+        assert isinstance(stack, Stack)
+        layers = stack.layers(x, memory)
+        return Encoded(x.like(last_four(layers) if self.mix is None else self.mix(layers)))
 
 
 class Encoder(Model):
@@ -72,7 +104,7 @@ class Encoder(Model):
         return embedded
 
     def encode(self, source: Ragged | Tensor, segments: Tensor | None = None) -> Encoded:
-        return _encoded(self.encoder(self.embed(source, segments)))
+        return self._hidden(self.encoder, self.embed(source, segments))
 
     def forward(
         self, source: Ragged | Tensor, segments: Tensor | None = None, at: Tensor | None = None, *, last: bool = True
@@ -147,7 +179,7 @@ class Decoder(_Stepping):
 
     def encode(self, tokens: Ragged) -> Encoded:
         """Hidden states, each of which knows the tokens up to its own."""
-        return _encoded(self.decoder(self.target(tokens)))
+        return self._hidden(self.decoder, self.target(tokens))
 
     def forward(self, tokens: Ragged, at: Tensor | None = None, *, last: bool = True) -> Tensor:
         """Hidden [T, width]; with a head, its logits, or what its `last` layer reads. `at`: only for these tokens."""
@@ -204,7 +236,7 @@ class EncoderDecoder(_Stepping):
             return _encoded(self.decoder(x, memory, self._say, own)).hidden.values
         if own:
             raise InputError("feeding a decoder its own outputs in training needs a recurrent decoder")
-        return _encoded(self.decoder(x, memory)).hidden.values
+        return self._hidden(self.decoder, x, memory).hidden.values
 
     def forward(self, source: Ragged, target: Ragged, own: float = 0.0, *, last: bool = True) -> Tensor:
         """Logits for the token after each target token, or those of another head; without one, hidden [Tt, width].
@@ -223,8 +255,26 @@ def build(s: spec.Model) -> Encoder | Decoder | EncoderDecoder:
     """The module that a spec describes, freshly initialised."""
     shell: Any = Encoder if s.decoder is None else Decoder if s.encoder is None else EncoderDecoder
     model: Encoder | Decoder | EncoderDecoder = shell(s)
+    if s.adapters is not None:
+        adapt(model, s.adapters)
     initialise(s, model.modules())
     return model
+
+
+def altered(model: Model, read: spec.Read, adapters: spec.Adapters | None) -> None:
+    """Lets a model's head read other layers, and puts adapters on the model or merges those that it has."""
+    if model.spec.adapters is not None:
+        merge(model)
+    if adapters is not None:
+        adapt(model, adapters)
+    model.spec = spec.replace(model.spec, read=read, adapters=adapters)
+    model.mix = _mix(model.spec)
+
+
+def beside_body(name: str) -> bool:
+    """Whether a parameter is no part of the body as it was pretrained: a head's, or an adapter's."""
+    first, _, last = name.partition(".")
+    return first in HEADS or last.rpartition(".")[2] in OWN
 
 
 def hollow(s: spec.Model) -> Encoder | Decoder | EncoderDecoder:
@@ -294,6 +344,17 @@ def _encoder(s: spec.Stack | spec.Recurrent | None) -> Stack | Recurrent:
     if s is None:
         raise InputError("the model has neither an encoder nor a decoder")
     return Stack(s) if isinstance(s, spec.Stack) else Recurrent(s)
+
+
+def _mix(s: spec.Model) -> Mix | None:
+    if s.read == "last":
+        return None
+    body = s.encoder if s.decoder is None else s.decoder
+    if not isinstance(body, spec.Stack):
+        raise InputError(f"{s.family}: of a recurrent body a head reads the last layer alone")
+    if s.head is not None and s.head.kind == "lm":
+        raise InputError(f"{s.family}: a head that writes reads the last layer alone")
+    return Mix(body.depth + 1) if s.read == "mix" else None
 
 
 def _encoded(out: Any) -> Encoded:

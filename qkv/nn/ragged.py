@@ -36,9 +36,7 @@ class Layout:
         lengths = torch.tensor(self.sizes, dtype=torch.long)
         place = _places(lengths, self.total)
         self.host = lengths, place  # kept where they were made: asking the device for them would wait for it
-        # from pinned memory: any other copy waits until the device has done all that it was told before
-        on_gpu = torch.device(device).type == "cuda"
-        self.lengths = lengths.pin_memory().to(device, non_blocking=True) if on_gpu else lengths.to(device)  # [B]
+        self.lengths = _sent(lengths, torch.device(device))  # [B]
         ends = self.lengths.cumsum(0)
         self.offsets = torch.cat([ends.new_zeros(1), ends]).to(torch.int32)  # [B + 1]
         # [T] each token's place in its own sequence; made again there, for a large copy would wait for the device
@@ -80,6 +78,16 @@ class Layout:
             self.plans["time"] = TimeMajor(order.to(on), permutation.to(on), inverse.to(on), alive, order.tolist())
         found: TimeMajor = self.plans["time"]
         return found
+
+
+def _sent(lengths: Tensor, device: torch.device) -> Tensor:
+    """From pinned memory: any other copy waits until the GPU has done all that it was told before.
+
+    A CUDA graph would note where that memory was, and read there what has come since: a recording is refused.
+    """
+    if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+        return lengths.to(device)
+    return lengths.pin_memory().to(device, non_blocking=True)
 
 
 def _places(lengths: Tensor, total: int) -> Tensor:

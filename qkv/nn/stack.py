@@ -60,9 +60,9 @@ class Stack(nn.Module):
             pass
         return Encoded(x.like(self._last(last.values)))
 
-    def layers(self, x: Ragged) -> list[Tensor]:
+    def layers(self, x: Ragged, memory: Encoded | None = None) -> list[Tensor]:
         """What goes into the first block and what comes out of each, the last one behind the final norm."""
-        found = [x.values, *(y.values for y in self._walk(x, None, None))]
+        found = [x.values, *(y.values for y in self._walk(x, memory, None))]
         return [*found[:-1], self._last(found[-1])]  # [T, width] each
 
     def _walk(self, x: Ragged, memory: Encoded | None, state: StackState | None) -> Iterator[Ragged]:

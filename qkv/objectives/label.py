@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qkv.nn import Decoder, Encoder, Ragged
+from qkv.nn.words import by_word
 from qkv.objectives.term import Term
 
 
@@ -21,6 +22,8 @@ class Inputs(NamedTuple):
     at: Tensor | None  # [M] the tokens that are judged; None: all, or whole sequences
     labels: Tensor  # [M] of tokens or sequences; [B, labels] several at once; [B, 2] first and last token of a span
     choices: tuple[int, ...] = ()  # sequences of each example, where one of several is right
+    # the word of each token of each sequence, where the mean of its tokens is judged; a token of none is not judged
+    words: tuple[tuple[int | None, ...], ...] = ()
 
     @property
     def targets(self) -> tuple[int, ...]:
@@ -29,6 +32,14 @@ class Inputs(NamedTuple):
 
 def judged(model: Any, batch: Inputs) -> Tensor:
     """The head's logits, whatever the body.  # [M or T or B, outputs]"""
+    logits = _of_tokens(model, batch)
+    if not batch.words:
+        return logits
+    # a token's head is linear, so that the mean of logits is what the mean of vectors gets
+    return by_word(batch.source.like(logits), batch.words, "mean").values  # [words, outputs]
+
+
+def _of_tokens(model: Any, batch: Inputs) -> Tensor:
     if isinstance(model, Encoder):
         return model(batch.source, batch.segments, batch.at)
     if isinstance(model, Decoder):

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
+from shutil import which
 from typing import Any
 
 import torch
@@ -19,9 +20,11 @@ from torch import Tensor, nn
 
 from qkv.nn.heads import Head
 
-_ENTRIES = 2**28  # logits at a time: half a gigabyte
-_ROWS = 128  # products of so many rows, and of so many outputs, fill a GPU's tiles
-_OUTPUTS = 64
+_ENTRIES = 2**28  # logits at a time: half a gigabyte; with twice or half of it an H200 is no faster
+_ROWS, _OUTPUTS = (
+    128,
+    64,
+)  # products of multiples of these fill a GPU's tiles: of 50,257 outputs they take 7 times longer
 
 
 def nll(head: Head, rows: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
@@ -126,8 +129,8 @@ def turned(
 
 @cache
 def _turn() -> Callable[..., tuple[Tensor, Tensor]]:
-    """In one pass; where there is no Triton, whose compiler that takes, with a few operations of torch's."""
-    if find_spec("triton") is None:
+    """In one pass; without Triton, or the C compiler that it asks for, in some operations of torch's."""
+    if find_spec("triton") is None or not any(map(which, ("cc", "gcc", "clang"))):
         return turned
     from qkv.objectives.softmax import turn
 

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from qkv.data.examples import Labelled
 from qkv.data.labels import check_labels, labels_of
-from qkv.errors import InputError
+from qkv.errors import InputError, nearest
+from qkv.evaluate.benchmarks import GroupExact, Member, PositiveF1
 from qkv.evaluate.classification import F1, Accuracy, Matthews, label_set
 from qkv.evaluate.metric import Metric
 from qkv.objectives import label
 from qkv.objectives.label import Inputs
 from qkv.objectives.term import Term
 from qkv.tasks import texts
-from qkv.tasks.task import Asked, pack
+from qkv.tasks.task import Asked, pack, refuse_others
 from qkv.text.tokeniser import Tokeniser
 
 
@@ -27,24 +28,38 @@ class Classify:
     """See `qkv.tasks.task.Task`."""
 
     too_long: texts.TooLong = "truncate"
-    metric: str = "accuracy"  # accuracy, f1 (macro), or matthews
+    metric: str = "accuracy"  # or f1_macro, matthews; f1, of the positive class, where it is named
     weights: tuple[float, ...] | None = None  # of the classes, in the loss
     smoothing: float = 0.0
+    positive: str | None = None  # the class whose precision, recall and F1 are reported
+    mark: bool = False  # the spans that the label is about get a sign on both sides, as WiC and WSC need it
 
     name = "classify"
     kind = "sequence"
+    head_fields: ClassVar[dict[str, Any]] = {"several": False}
     example = Labelled
 
+    def decides(self, labels: Sequence[str]) -> str:  # noqa: ARG002
+        return self.metric
+
     def labels(self, examples: Sequence[Labelled]) -> tuple[str, ...]:
-        return labels_of(examples)
+        refuse_others(self.name, examples, Labelled)
+        for one in examples:
+            self.truth(one)
+        found = tuple(labels_of(examples))
+        if self.positive is not None and self.positive not in found:
+            hint = nearest(self.positive, found)
+            raise InputError(f"task.positive: no example has the label '{self.positive}'; {hint}")
+        return found
 
     def ask(
         self, examples: Sequence[Labelled], tokeniser: Tokeniser, labels: Sequence[str], longest: int
     ) -> list[Asked]:
+        refuse_others(self.name, examples, Labelled)
         check_labels(labels, examples)
         number = {name: float(i) for i, name in enumerate(labels)}
-        right = [() if one.label is None else (number[str(one.label)],) for one in examples]
-        return texts.asked(examples, tokeniser, longest, self.too_long, right)
+        right = [() if one.label is None else (number[self.truth(one)],) for one in examples]
+        return texts.asked(examples, tokeniser, longest, self.too_long, right, self.mark)
 
     def prepare(self, asked: Sequence[Asked], segments: bool) -> Inputs:
         source, kinds, _ = pack(asked, segments)
@@ -60,14 +75,22 @@ class Classify:
 
     def truth(self, example: Labelled) -> str:
         if example.label is None:
-            raise InputError(f"{example.where}: has no label to score against; give one")
-        return str(example.label)
+            raise InputError(f"{example.where}: has no label; give one")
+        if not isinstance(example.label, str):
+            other = "rate" if isinstance(example.label, float) else "label"
+            raise InputError(f"{example.where}: the label {example.label!r} is not one class; see the task {other}")
+        return Member.of(example.label, example.group) if example.group else example.label
 
     def metrics(
         self, labels: Sequence[str], predictions: Sequence[str], truths: Sequence[str]
     ) -> list[Metric[Any, Any]]:
         every = label_set(labels, predictions, truths)
-        return [Accuracy(), F1(every, "macro"), Matthews(every)]
+        found: list[Metric[Any, Any]] = [Accuracy(), F1(every, "macro"), Matthews(every)]
+        if self.positive is not None:
+            found.append(PositiveF1((self.positive,)))
+        if truths and all(isinstance(truth, Member) for truth in truths):
+            found.append(GroupExact())
+        return found
 
 
 def make(**settings: Any) -> Classify:

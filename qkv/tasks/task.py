@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -22,6 +23,7 @@ from qkv.objectives.term import Term, to_device
 from qkv.text.engine import Framed
 from qkv.text.tokeniser import Tokeniser
 from qkv.weights import Loaded
+from qkv.weights.folder import AnyModel
 
 Example = TypeVar("Example")
 TASKS = {
@@ -43,8 +45,14 @@ class Asked:
     segments: tuple[Sequence[int], ...]
     labels: tuple[float, ...]  # what is right; () where nobody has said
     at: tuple[int, ...] | None = None  # the tokens that are judged
-    frame: Framed | None = None  # where tokens stand in the text, for those who point into it
+    about: Any = None  # what a task keeps to read answers off: where tokens stand in the text, whose word a row is of
     cut: bool = False  # the text was longer than the model takes
+
+    @staticmethod
+    def of(example: int, frames: Sequence[Framed], labels: tuple[float, ...], **others: Any) -> Asked:
+        """From what a tokeniser gave; kept in arrays, for a list has some 40 bytes a token and there are millions."""
+        sequences = tuple(array("i", frame.ids) for frame in frames)
+        return Asked(example, sequences, tuple(bytes(frame.segments) for frame in frames), labels, **others)
 
     @property
     def length(self) -> int:
@@ -62,7 +70,12 @@ class Task(Protocol, Generic[Example]):
 
     name: str
     kind: spec.HeadKind  # of the head that it takes
-    metric: str  # the figure that decides; more is better
+    head_fields: Mapping[str, Any]  # of that head, set whatever the model had there before
+    example: type
+
+    def decides(self, labels: Sequence[str]) -> str:
+        """The figure by which models are compared where nobody names another; more is better."""
+        ...
 
     def labels(self, examples: Sequence[Example]) -> tuple[str, ...]:
         """The names of the head's outputs."""
@@ -99,6 +112,22 @@ def find(name: str, **settings: Any) -> Task[Any]:
     return make(**settings)
 
 
+def refuse_others(name: str, examples: Sequence[Any], *kinds: type) -> None:
+    """The examples of some formats are another task's."""
+    wrong = next((one for one in examples if not isinstance(one, kinds)), None)
+    if wrong is not None:
+        wanted, given = " or ".join(kind.__name__ for kind in kinds), type(wrong).__name__
+        raise InputError(f"task {name}: takes {wanted} examples, and this format gives {given} ones; see data.format")
+
+
+def put_on(task: Task[Any], model: AnyModel) -> None:
+    """Tells a model's head what the task makes of it, so that it is saved with the model."""
+    assert model.spec.head is not None
+    assert model.head is not None
+    model.head.spec = spec.replace(model.spec.head, **task.head_fields)
+    model.spec = spec.replace(model.spec, head=model.head.spec)
+
+
 def pack(asked: Sequence[Asked], segments: bool) -> tuple[Ragged, Tensor | None, Tensor | None]:
     """Ids, segments where the model has them, and the tokens that are judged."""
     ids, lengths = packed([sequence for one in asked for sequence in one.sequences])
@@ -114,6 +143,15 @@ def pack(asked: Sequence[Asked], segments: bool) -> tuple[Ragged, Tensor | None,
 
 def predict(task: Task[Example], loaded: Loaded, examples: Sequence[Example], budget: int = 16384) -> list[Any]:
     """What a model says of each example, in their order."""
+    parts, head = logits_of(task, loaded, examples, budget), loaded.model.spec.head
+    assert head is not None  # or there would be no logits
+    return [task.read(found, example, head.labels) for found, example in zip(parts, examples, strict=True)]
+
+
+def logits_of(
+    task: Task[Example], loaded: Loaded, examples: Sequence[Example], budget: int = 16384
+) -> list[list[tuple[Asked, Tensor]]]:
+    """Each example's parts as a model was asked them, with what its head gave for each."""
     model, tokeniser = loaded.model, loaded.source
     if tokeniser is None:
         raise InputError(f"this {model.spec.family} came without a tokeniser, so it cannot read text")
@@ -129,7 +167,7 @@ def predict(task: Task[Example], loaded: Loaded, examples: Sequence[Example], bu
             sizes = [one.rows(head.at_each_token) for one in batch]
             for one, own in zip(batch, torch.split(logits.float().cpu(), sizes), strict=True):
                 parts[one.example].append((one, own))
-    return [task.read(found, example, head.labels) for found, example in zip(parts, examples, strict=True)]
+    return parts
 
 
 def score(

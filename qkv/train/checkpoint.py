@@ -15,8 +15,9 @@ import torch
 from qkv.errors import InputError
 from qkv.train.optimiser import restore, state_tensors
 from qkv.train.trailing import Trailing
+from qkv.weights.adapters import kept, put
 from qkv.weights.file import load_tensors, save_tensors
-from qkv.weights.folder import AnyModel, fill, state
+from qkv.weights.folder import AnyModel, state
 
 LAST, BEST = "last.safetensors", "best.safetensors"
 SHARDED_LAST = "last.json"  # of a model in shards
@@ -48,12 +49,22 @@ def has_last(folder: Path) -> bool:
     return (folder / LAST).is_file() or (folder / SHARDED_LAST).is_file()
 
 
+def check_kept(folder: Path) -> None:
+    """The best weights so far have to be there for the end of the run."""
+    try:
+        load_tensors(folder / BEST)
+    except InputError:
+        raise InputError(
+            f"{folder / BEST}: is missing or damaged, so the run cannot be finished; choose another --output"
+        ) from None
+
+
 def check_finite(model: AnyModel, step: int) -> None:
     """A gradient without bounds spoils the weights before any loss tells: they are looked at before they are kept."""
     norms = torch.stack([norm.to(model.device) for norm in torch._foreach_norm(list(state(model).values()))])
     if not bool(torch.isfinite(_whole(norms)).all()):
         said = f"the weights are not finite by step {step}, and nothing was saved"
-        raise InputError(f"{said}; lower train.learning_rate or set train.clip, and run it again")
+        raise InputError(f"{said}; lower train.learning_rate or set train.clip, with another --output")
 
 
 def _whole(norms: torch.Tensor) -> torch.Tensor:
@@ -69,7 +80,7 @@ def save_last(
     trailing: Trailing | None = None,
 ) -> None:
     """Everything that the next start needs. Only after this are older snapshots let go."""
-    tensors = {f"model.{name}": tensor for name, tensor in state(model).items()}
+    tensors = {f"model.{name}": tensor for name, tensor in kept(model).items()}
     tensors |= {f"optimiser.{name}": tensor for name, tensor in state_tensors(optimiser).items()}
     if trailing is not None:
         tensors |= {f"trailing.{name}": tensor for name, tensor in trailing.tensors().items()}
@@ -79,9 +90,9 @@ def save_last(
 
 def drop_snapshots(folder: Path, progress: Progress) -> None:
     """Lets weights go that will not be averaged; not before a checkpoint that does without them is there."""
-    kept = {snapshot(folder, step) for step in progress.snapshots}
+    wanted = {snapshot(folder, step) for step in progress.snapshots}
     for path in folder.glob("step-*.safetensors"):
-        if path not in kept:
+        if path not in wanted:
             path.unlink(missing_ok=True)
 
 
@@ -97,7 +108,7 @@ def load_last(
     for key, tensor in tensors.items():
         part, _, name = key.partition(".")
         parts.setdefault(part, {})[name] = tensor
-    fill(model, parts["model"], str(path), assign=False)  # the optimiser holds the parameters: fill, do not replace
+    put(model, parts["model"], str(path))
     try:
         progress = Progress(**json.loads(notes["progress"]))
         restore(optimiser, parts["optimiser"])

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,25 +20,29 @@ from qkv.data.ahead import ahead
 from qkv.data.batches import Place
 from qkv.errors import InputError
 from qkv.files import write_text
+from qkv.nn import Ragged
 from qkv.nn.block import Block
 from qkv.nn.stack import recompute
 from qkv.objectives.term import to_device
-from qkv.train.checkpoint import BEST, check_finite, has_last, load_last, save_last, snapshot
+from qkv.train.checkpoint import BEST, check_finite, check_kept, load_last, save_last, snapshot
+from qkv.train.claim import RECIPE, claim
 from qkv.train.distributed import Ranks, by_first, clip, gathered, join, leave, meeting, spread, total
+from qkv.train.duration import in_steps
 from qkv.train.graph import Graphed
 from qkv.train.hardware import matrix_peak, work_on
 from qkv.train.optimiser import optimiser
 from qkv.train.range_test import RangeTest
-from qkv.train.recipe import peak, read_recipe, to_yaml
+from qkv.train.recipe import peak, to_yaml
 from qkv.train.schedule import rate
 from qkv.train.sections import AnyRecipe, Training
 from qkv.train.tally import Record, Tally, forget_after, log
 from qkv.train.trailing import Trailing
 from qkv.train.work import AnyBatch, Judge, Work, prepare
+from qkv.weights.adapters import kept, put
 from qkv.weights.file import average, load_tensors, save_tensors
-from qkv.weights.folder import SPEC, WEIGHTS, fill, state
+from qkv.weights.folder import ADAPTER, SPEC, WEIGHTS, finished
 
-LOG, RECIPE = "log.jsonl", "recipe.yaml"
+LOG = "log.jsonl"
 
 
 def fit(recipe: AnyRecipe, folder: str | Path, *, device: str | None = None) -> Iterator[Record]:
@@ -46,28 +50,31 @@ def fit(recipe: AnyRecipe, folder: str | Path, *, device: str | None = None) -> 
     folder = Path(folder)
     ranks = join(device)
     try:
-        _claim(folder, recipe)
-        if (folder / WEIGHTS).is_file():
+        claim(folder, recipe)
+        if finished(folder):
             return
-        run = Run(recipe, folder, prepare(recipe, folder), ranks)
-        by_first(ranks, run.write_down)
-        for record in _in_memory(run):
-            if ranks.first:
-                log(folder / LOG, record)
-            yield record
+        work = prepare(recipe, folder)
+        with _in_memory():
+            run = Run(in_steps(recipe, work), folder, work, ranks)
+            by_first(ranks, partial(run.write_down, recipe))
+            for record in run.train():
+                if ranks.first:
+                    log(folder / LOG, record)
+                yield record
     finally:
         leave(ranks)
 
 
-def _in_memory(run: Run) -> Iterator[Record]:
-    """The records of a run that, where memory ends, says so in one line; its last checkpoint is whole."""
+@contextmanager
+def _in_memory() -> Iterator[None]:
+    """Where memory ends, that is said in one line; the last checkpoint is whole."""
     try:
-        yield from run.train()
+        yield
     except (MemoryError, RuntimeError) as error:  # torch's own is one of the latter; on a CPU it is not named
         if isinstance(error, RuntimeError) and not any(said in str(error) for said in _NO_MEMORY):
             raise
         remedy = "raise train.accumulate (the gradient stays the same), set train.recompute, or lower data.length"
-        raise InputError(f"step {run.progress.step}: out of memory; {remedy}, and run it again to go on") from None
+        raise InputError(f"out of memory; {remedy}, and run it again to go on from the last checkpoint") from None
 
 
 _NO_MEMORY = ("can't allocate memory", "out of memory")
@@ -79,7 +86,8 @@ def find_rate(recipe: AnyRecipe, *, device: str | None = None, steps: int = 200)
     if not ranks.alone:
         raise InputError("--find-lr: one process is enough; start it without torchrun")
     nowhere = Path(os.devnull) / "nothing"
-    run, test = Run(recipe, nowhere, prepare(recipe, nowhere), ranks), RangeTest(steps=steps)
+    work = prepare(recipe, nowhere)
+    run, test = Run(in_steps(recipe, work), nowhere, work, ranks), RangeTest(steps=steps)
     run.model.train()
     batches = run.batches()
     for step in range(1, steps + 1):
@@ -100,6 +108,12 @@ class Ready(NamedTuple):
     real: list[bool]  # False: only there so that all processes have as many; it counts for nothing
     tokens: int  # of the whole batch
 
+    @property
+    def read(self) -> int:
+        """Tokens that the model reads here: also special ones, and those of a target that is its own source's text."""
+        fields = [field for _, part in self.parts for field in part]
+        return sum(field.layout.total for field in fields if isinstance(field, Ragged))
+
 
 class Run:
     """One run's living parts. The loop is `train`; the rest is what it calls."""
@@ -114,7 +128,7 @@ class Run:
         if how.recompute:
             recompute(self.model)
         if how.compile:
-            _compile(self.model)
+            _compile(self.model, self.half)
         self.judge = spread(Judge(self.model, work), self.model, how.spread, self.half, ranks)
         self.optimiser = optimiser(self.model, how, getattr(recipe, "tune", None))
         self.trailing = self._trailing()
@@ -129,8 +143,7 @@ class Run:
         self.peak = peak(recipe, work.spec)
         self.scale = torch.ones(len(work.kinds), device=self.device)  # of each kind of loss, in the batch at hand
         graphs = how.compile and self.device.type == "cuda" and ranks.alone
-        self.backward = Graphed(self._backward) if graphs else self._backward
-        self.keep_gradients = graphs  # a recorded graph adds to the gradients where they lie
+        self.backward = Graphed(self._backward, self.model.parameters()) if graphs else self._backward
         self.pauses = {"valid": 0.0, "save": 0.0}  # seconds of the last one
 
     def _trailing(self) -> Trailing | None:
@@ -144,12 +157,16 @@ class Run:
         if self.sharded:
             from qkv.train.sharded import load_sharded  # takes a while to import
 
-            return load_sharded(self.folder, self.model, self.optimiser, self.ranks)
-        return load_last(self.folder, self.model, self.optimiser, self.trailing)
+            found = load_sharded(self.folder, self.model, self.optimiser, self.ranks)
+        else:
+            found = load_last(self.folder, self.model, self.optimiser, self.trailing)
+        if found.best is not None:
+            check_kept(self.folder)  # now, and not at the end of the run
+        return found
 
-    def write_down(self) -> None:
+    def write_down(self, recipe: AnyRecipe) -> None:
         """The run's folder becomes a model folder; what a killed run logged past its checkpoint is dropped."""
-        write_text(self.folder / RECIPE, to_yaml(self.recipe))
+        write_text(self.folder / RECIPE, to_yaml(recipe))
         write_text(self.folder / SPEC, spec.to_json(self.work.spec))
         self.work.write_down(self.folder)
         forget_after(self.folder / LOG, self.progress.step)
@@ -160,8 +177,8 @@ class Run:
         how, progress = self.recipe.train, self.progress
         save_every = how.save_every or self.recipe.valid.every
         tally = Tally(self.work.kinds, self.device)
-        if self.work.notes and not progress.step:
-            yield Record("note", 0, {}, self.work.notes)
+        if self.work.notes:
+            yield Record("note", progress.step, {"steps": how.steps}, () if progress.step else self.work.notes)
         self.model.train()
         batches = self.batches()
         while progress.step < how.steps and not progress.finished:
@@ -175,7 +192,7 @@ class Run:
             if progress.step % how.log_every == 0 or last:
                 with tally.paused():
                     tally.check(progress.step, self.ranks)
-                    work = work_on(self.work.spec, ready.parts[0][1])
+                    work = work_on(self.work.spec, ready.parts[0][1]) * ready.read * self.ranks.size / ready.tokens
                     yield self.report(tally, work, {"learning_rate": learning_rate, "epoch": progress.epoch})
             if progress.step % self.recipe.valid.every == 0 or last:
                 with tally.paused():
@@ -205,11 +222,11 @@ class Run:
     def step(self, ready: Ready, learning_rate: float, tally: Tally) -> None:
         """One optimiser step: for each kind of loss the sum over all parts, over the number of all their targets."""
         counts = self._set_scale(ready)
-        self.optimiser.zero_grad(set_to_none=not self.keep_gradients)
+        self.optimiser.zero_grad(set_to_none=True)
         totals = torch.zeros(len(counts), device=self.device)
         for turn, ((number, part), real) in enumerate(zip(ready.parts, ready.real, strict=True)):
             if not real:
-                self.scale = torch.zeros_like(self.scale)
+                self.scale.zero_()
             # what dropout does is a function of the step and the part: not of what was drawn before, nor of processes
             torch.manual_seed(_seed(self.recipe.seed, self.progress.step, number))
             with meeting(self.judge, last=turn == len(ready.parts) - 1):
@@ -277,7 +294,7 @@ class Run:
 
             weights = whole(self.model, self.ranks)
         else:
-            weights = state(self.model)
+            weights = kept(self.model)
         by_first(self.ranks, lambda: save_tensors(path, weights or {}))
 
     def put(self, weights: dict[str, Tensor]) -> None:
@@ -286,7 +303,7 @@ class Run:
 
             refill(self.model, weights, "average")
         else:
-            fill(self.model, weights, "average", assign=False)
+            put(self.model, weights, "average")
 
     def validate(self) -> Record:
         """The score on held-out data; keeps the best weights and those to be averaged."""
@@ -300,15 +317,15 @@ class Run:
         if recipe.valid.patience is not None and progress.stale >= recipe.valid.patience:
             progress.finished = True
         self.pauses["valid"] = time.perf_counter() - began
-        return Record("valid", progress.step, values | {"seconds": self.pauses["valid"]}, samples)
+        decides = {self.work.metric: values[self.work.metric]}  # comes first, for people
+        return Record("valid", progress.step, decides | values | {"seconds": self.pauses["valid"]}, samples)
 
     def _rank(self, metric: float) -> None:
         progress, count = self.progress, self.recipe.train.average
         progress.stale += 1
-        better = progress.best is None or (
-            metric > progress.best if self.work.more_is_better else metric < progress.best
-        )
-        if better:
+        sign = -1 if self.work.more_is_better else 1
+        # a correlation of constant predictions is no number: anything is better
+        if progress.best is None or math.isnan(progress.best) or sign * metric < sign * progress.best:
             progress.best, progress.best_step, progress.stale = metric, progress.step, 0
             self.keep(self.folder / BEST)
         if count > 1:
@@ -328,7 +345,8 @@ class Run:
             sign = -1 if self.work.more_is_better else 1
             if progress.best is None or sign * scores[metric] <= sign * progress.best:
                 weights, values = mean, {"averaged": float(len(progress.snapshots))} | scores
-        by_first(self.ranks, lambda: save_tensors(self.folder / WEIGHTS, weights))
+        file = WEIGHTS if self.work.spec.adapters is None else ADAPTER
+        by_first(self.ranks, lambda: save_tensors(self.folder / file, weights))
         return Record("finish", progress.step, values | {"seconds": progress.seconds, "tokens": float(progress.tokens)})
 
 
@@ -350,36 +368,20 @@ def _seed(*words: int) -> int:
     return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
-def _compile(model: torch.nn.Module) -> None:
-    """Compiles what works token by token, once for any number of them; attention has its own kernels."""
+def _compile(model: torch.nn.Module, half: bool) -> None:
+    """Compiles blocks: whole where the looking is one fused kernel, as on a GPU in half precision, else in parts."""
     blocks = [m for m in model.modules() if isinstance(m, Block)]
     if not blocks:
         raise InputError("train.compile: this model has no Transformer blocks to compile; leave it out")
+    import torch._dynamo.config  # takes a while
+
+    # training and scoring, batches of one length and of many: each gets kernels of its own
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _FORMS)
     for block in blocks:
-        block.compile_parts()
+        if half:
+            block.compile_whole()
+        else:
+            block.compile_parts()
 
 
-def _claim(folder: Path, recipe: AnyRecipe) -> None:
-    """A folder holds one run: another recipe is refused before anything is touched."""
-    path = folder / RECIPE
-    if not path.is_file() or not (has_last(folder) or (folder / WEIGHTS).is_file()):
-        if folder.exists() and not folder.is_dir():
-            raise InputError(f"{folder}: is a file; choose another output folder")
-        return
-    earlier, now = _flat(asdict(read_recipe(path))), _flat(asdict(recipe))
-    for key in sorted(earlier.keys() | now.keys()):
-        if earlier.get(key) != now.get(key) and not key.startswith(_FREE):
-            was = f"{key} was {earlier.get(key)}, is {now.get(key)}"
-            raise InputError(f"{folder}: holds a run of another recipe ({was}); choose another --output, or remove it")
-
-
-# may change without changing the numbers, or by no more than rounding: what to try when memory runs out is among them
-_FREE = ("name", "test.", "data.test", "train.workers", "train.log_every", "train.accumulate", "train.recompute")
-_FREE += ("train.compile", "valid.samples")
-
-
-def _flat(values: dict[str, Any], above: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        found |= _flat(value, f"{above}{key}.") if isinstance(value, dict) else {f"{above}{key}": value}
-    return found
+_FORMS = 32

@@ -96,6 +96,8 @@ def work_on(model: spec.Model, part: Sequence[Any]) -> float:
     """The same at the lengths of a part of a batch, and for the logits that it asks for."""
     sizes = [field.layout.sizes for field in part if isinstance(field, Ragged)]
     means = [sum(n * n for n in side) / sum(side) for side in sizes]
-    source, target = (means[0], means[-1] if len(means) > 1 else 0.0) if model.encoder is not None else (0.0, means[0])
+    # a task's text is read by both sides of an encoder-decoder, and stands in the part once
+    source = means[0] if model.encoder is not None else 0.0
+    target = means[-1] if model.decoder is not None else 0.0
     asked = part.targets[0] / sum(sizes[-1]) if model.decoder is None else 1.0  # type: ignore[attr-defined]
     return work_per_token(model, source_length=source, target_length=target, judged=min(asked, 1.0))

@@ -9,12 +9,13 @@ from qkv import spec
 from qkv.data.pair import Pair
 from qkv.errors import InputError
 from qkv.text.tokeniser import Tokeniser
-from qkv.train.fit import RECIPE
+from qkv.train.claim import RECIPE
 from qkv.train.pairs import read_part, tokenisers
 from qkv.train.reading import find_tokeniser, sized_spec, text_spec
 from qkv.train.recipe import model_spec, read_recipe
 from qkv.train.sections import PairRecipe, Recipe, TextRecipe
 from qkv.weights.folder import SOURCE, SPEC, TARGET
+from qkv.weights.hub import resolve
 from qkv.weights.huggingface import is_checkpoint, read_checkpoint
 
 _UNKNOWN_LENGTH = 32  # where no data says how long a sequence is
@@ -33,6 +34,8 @@ def measure(what: Path, changes: list[str], vocabulary: str | None) -> Measured:
     if what.is_dir():
         return _run(what, changes)
     recipe = read_recipe(what, changes)
+    if "from" in recipe.model:
+        return _run(resolve(recipe.model["from"]), [])
     if isinstance(recipe, TextRecipe):
         if vocabulary is not None:
             raise InputError("--vocabulary: a model of text has one, of text.size tokens; change that instead")

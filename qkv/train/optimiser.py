@@ -7,30 +7,26 @@ from torch import Tensor, nn
 
 from qkv import spec
 from qkv.errors import InputError
-from qkv.nn.model import Model
+from qkv.nn.model import HEADS, Model
 from qkv.train.sections import Training, Tuning
-
-HEADS = ("head", "beside")
 
 
 def optimiser(model: Model, recipe: Training, tune: Tuning | None = None) -> torch.optim.Optimizer:
-    """Adam (Kingma & Ba 2015) or AdamW (Loshchilov & Hutter 2019); biases and norms are not decayed.
+    """Adam (Kingma & Ba 2015) or AdamW (Loshchilov & Hutter 2019) of what is to be trained; biases and norms are not
+    decayed.
 
-    In fine-tuning a layer may have a smaller rate than the one above it (Howard & Ruder 2018), or none.
+    In fine-tuning a layer may have a smaller rate than the one above it (Howard & Ruder 2018).
     """
     if recipe.weight_decay and recipe.optimiser == "adam":
         raise InputError("train.weight_decay: plain adam has none; choose optimiser: adamw, or set it to 0")
-    tune = tune or Tuning()
+    decay = 1.0 if tune is None else tune.layer_decay
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
-        if tune.parts == "head" and name.split(".")[0] not in HEADS:
-            parameter.requires_grad_(False)
+        if not parameter.requires_grad:
             continue
         matrix = parameter.dim() > 1 and not name.endswith("bias")
-        share = tune.layer_decay ** _below_the_head(model.spec, name) if tune.layer_decay != 1 else 1.0
+        share = decay ** below_the_head(model.spec, name) if decay != 1 else 1.0
         groups.setdefault((share, recipe.weight_decay if matrix else 0.0), []).append(parameter)
-    if not groups:
-        raise InputError("tune.parts: head: this model has no head to train; leave it at all")
     # matrices first, the highest layers first: the order in which a checkpoint names their moments
     order = sorted(groups, key=lambda key: (-key[0], -key[1]))
     given = [{"params": groups[key], "weight_decay": key[1], "share": key[0]} for key in order]
@@ -38,16 +34,25 @@ def optimiser(model: Model, recipe: Training, tune: Tuning | None = None) -> tor
     return kind(given, lr=recipe.learning_rate, betas=tuple(recipe.betas), eps=recipe.epsilon, fused=True)
 
 
-def _below_the_head(s: spec.Model, name: str) -> int:
-    """How many layers lie between a parameter and the head: embeddings lie under all of them."""
-    first, *rest = name.split(".")
-    if first in HEADS:
+def below_the_head(s: spec.Model, name: str) -> int:
+    """How many layers lie between a parameter and the head; of an encoder-decoder, each side's own.
+
+    Embeddings, and the distances that all layers share, lie under all of them; a final norm goes with the head.
+    """
+    side, *rest = name.split(".")
+    if side in HEADS:
         return 0
-    stack = getattr(s, first, None)
-    depth = max((side.depth for side in (s.encoder, s.decoder) if isinstance(side, spec.Stack)), default=0)
-    if isinstance(stack, spec.Stack):
-        return stack.depth - int(rest[1]) if rest[0] == "blocks" else 0  # the final norm goes with the head
-    return depth + 1
+    part = getattr(s, side, None)
+    depth = _depth(part)
+    if depth and rest[0] in ("blocks", "layers"):
+        return depth - int(rest[1])
+    if isinstance(part, spec.Stack) and rest[0] == "norm":
+        return 0
+    return max(_depth(s.encoder), _depth(s.decoder)) + 1
+
+
+def _depth(part: object) -> int:
+    return part.depth if isinstance(part, spec.Stack) else part.layers if isinstance(part, spec.Recurrent) else 0
 
 
 def state_tensors(opt: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -115,7 +115,8 @@ class TextWork:
             return masked.losses(model, part)
         if isinstance(part, causal.Inputs):
             return (causal.loss(model, part),)
-        return (denoise.loss(model, part, smoothing=self.recipe.train.smoothing),)
+        smoothing = self.recipe.train.smoothing if model.training else 0.0  # a perplexity is of the text as it is
+        return (denoise.loss(model, part, smoothing=smoothing),)
 
     @cached_property
     def _held_out(self) -> list[PieceBatch]:

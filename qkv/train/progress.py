@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from qkv.errors import InputError
+from qkv.evaluate.report import main_figures
 from qkv.train.tally import Record
 
 _NAMES = {"per": "token error rate", "wer": "sequence error rate", "next_sentence_loss": "next-sentence loss"}
@@ -25,7 +26,8 @@ def line(record: Record) -> str:
         speed = f"{v['tokens_per_second']:,.0f} tokens/s ({v['share']:.0%} of the matrix peak)"
         return f"step {record.step}: loss {v['loss']:.4f}, {speed}, {duration(v['seconds_left'])} left"
     if record.kind == "valid":
-        scores = [f"{_NAMES.get(name, name)} {_number(name, v[name])}" for name in v if name not in _TIMES]
+        shown = main_figures([name for name in v if name not in _TIMES])
+        scores = [f"{_NAMES.get(name, name)} {_number(name, v[name])}" for name in shown]
         return "\n  ".join([f"step {record.step}: held-out {', '.join(scores)}", *record.samples])
     kept = f"the mean of the last {v['averaged']:.0f} checkpoints" if v["averaged"] else f"step {v['best_step']:.0f}"
     return f"finished at step {record.step} after {duration(v['seconds'])} of training; kept {kept}"
@@ -52,13 +54,14 @@ def say(text: str) -> None:
         print(text, flush=True)
 
 
-def show(records: Iterable[Record], steps: int) -> bool:
-    """Draws the records; False where there were none."""
+def show(records: Iterable[Record], steps: int | None) -> bool:
+    """Draws the records; False where there were none. Who does not know the steps is told by a note."""
     if not _speaks() or not sys.stderr.isatty():
         seen = False
         for record in records:
             seen = True
-            say(line(record))
+            if line(record):
+                say(line(record))
         return seen
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -77,13 +80,14 @@ def show(records: Iterable[Record], steps: int) -> bool:
     if first is None:
         return False
     with Progress(*columns, console=console) as bar:
-        task = bar.add_task("", total=steps, loss=float("nan"), speed=0, left="?")
+        total = steps or first.values.get("steps", 1)
+        task = bar.add_task("", total=total, loss=float("nan"), speed=0, left="?")
         for record in itertools.chain([first], iterator):
             v = record.values
             if record.kind == "train":
                 told = {"loss": v["loss"], "speed": v["tokens_per_second"], "left": duration(v["seconds_left"])}
                 bar.update(task, completed=record.step, **told)
-            else:
+            elif line(record):
                 bar.console.print(line(record), highlight=False, markup=False)
     return True
 

@@ -26,7 +26,7 @@ from qkv.text.template import Template, around
 from qkv.text.tokeniser import Tokeniser, train_tokeniser
 from qkv.train.checkpoint import has_last
 from qkv.train.recipe import shape
-from qkv.train.sections import CorpusData, TextRecipe
+from qkv.train.sections import CorpusData, TaskRecipe, TextRecipe
 from qkv.weights.folder import SOURCE
 from qkv.weights.tokenisers import find_tokenisers
 
@@ -73,6 +73,23 @@ def shards(given: str | list[str], tokeniser: Tokeniser) -> Shards | None:
 
 def find_tokeniser(recipe: TextRecipe, folder: Path) -> Tokeniser:
     """That of the run, the one that the recipe names, or a fresh one as the family has it."""
+
+    def documents() -> Iterator[str]:
+        if any((Path(name) / META).is_file() for name in _names(recipe.data.train)):
+            raise InputError("text.tokenizer: name the tokeniser that data.train was built with")
+        yield from (document.text for document in Documents(recipe.data))
+
+    try:
+        return chosen_tokeniser(recipe, folder, documents())
+    except InputError as error:
+        if "no text to train" not in str(error):
+            raise
+        less = ", or hold out less (data.hold_out)" if Documents(recipe.data).share else ""
+        raise InputError(f"data.train: {_listed(recipe.data.train)}: no text to train on; give some{less}") from None
+
+
+def chosen_tokeniser(recipe: TextRecipe | TaskRecipe, folder: Path, texts: Iterable[str]) -> Tokeniser:
+    """The same for any texts, which are read only where one has to be trained."""
     if has_last(folder) and (folder / SOURCE).is_file():
         return Tokeniser.load(folder / SOURCE)
     text = recipe.text
@@ -84,20 +101,16 @@ def find_tokeniser(recipe: TextRecipe, folder: Path) -> Tokeniser:
     if template is None or text.size is None:
         said = "its own kind needs text.size" if template else f"{recipe.model['family']} has no kind of its own"
         raise InputError(f"text: no tokeniser; {said}; or name one under text.tokenizer (see qkv tokenizer train)")
-    if any((Path(name) / META).is_file() for name in _names(recipe.data.train)):
-        raise InputError("text.tokenizer: name the tokeniser that data.train was built with")
-    texts = (document.text for document in Documents(recipe.data))
-    try:
-        return train_tokeniser(template.kind, texts, size=text.size, lowercase=text.lowercase, template=template)
-    except InputError as error:
-        if "no text to train" not in str(error):
-            raise
-        less = ", or hold out less (data.hold_out)" if Documents(recipe.data).share else ""
-        raise InputError(f"data.train: {_listed(recipe.data.train)}: no text to train on; give some{less}") from None
+    return train_tokeniser(template.kind, texts, size=text.size, lowercase=text.lowercase, template=template)
 
 
 def text_spec(recipe: TextRecipe, tokeniser: Tokeniser) -> spec.Model:
     """The model for a tokeniser's vocabulary, under the head that the objectives need."""
+    return sized_spec(recipe, tokeniser.size, marks_of(recipe, tokeniser))
+
+
+def marks_of(recipe: TextRecipe | TaskRecipe, tokeniser: Tokeniser) -> dict[str, object]:
+    """The special tokens that a family's spec wants to know of a vocabulary."""
     module = families.family(recipe.model["family"])
     takes = inspect.signature(module.spec).parameters
     given: dict[str, object] = {}
@@ -109,7 +122,7 @@ def text_spec(recipe: TextRecipe, tokeniser: Tokeniser) -> spec.Model:
             if given[role] == -1 and "source" in takes:
                 said = f"this tokeniser has no {role} token, which the decoder of a {recipe.model['family']} needs"
                 raise InputError(f"text.tokenizer: {said}; take one of bart's kind (qkv tokenizer train --family bart)")
-    return sized_spec(recipe, tokeniser.size, given)
+    return given
 
 
 def sized_spec(recipe: TextRecipe, size: int, given: dict[str, object] | None = None) -> spec.Model:

@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import json
 import typing
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +33,22 @@ def read_recipe(path: str | Path, changes: list[str] | None = None) -> AnyRecipe
         raise InputError(f"{path}: cannot be read: {error}") from None
     if not isinstance(raw, dict):
         raise InputError(f"{path}: a recipe is a mapping of keys to values")
-    for change in changes or []:
-        _change(raw, change)
+    apply(raw, changes or [])
     raw.setdefault("name", path.stem)
-    recipe = from_plain(raw, str(path))
-    shape(recipe, str(path))  # a wrong key of the model is found now, not after the data is read
+    return checked(raw, str(path))
+
+
+def checked(raw: dict[str, Any], where: str) -> AnyRecipe:
+    """A mapping as a recipe, its model's keys included: a wrong one is found now, not after the data is read."""
+    recipe = from_plain(raw, where)
+    shape(recipe, where)
     return recipe
+
+
+def apply(raw: dict[str, Any], changes: Iterable[str]) -> None:
+    """Puts `key=value` changes into a mapping."""
+    for change in changes:
+        _change(raw, change)
 
 
 def _change(raw: dict[str, Any], change: str) -> None:
@@ -111,15 +122,17 @@ def shape(recipe: Recipe, where: str = "recipe") -> Any:
 
     fields = dict(recipe.model)
     if "from" in fields:
-        if not isinstance(recipe, TaskRecipe):
-            raise InputError(f"{where}: model.from: goes with a task; give model.family here")
+        if isinstance(recipe, TextRecipe):
+            raise InputError(f"{where}: model.from: goes with a task or with pairs; give model.family here")
         if len(fields) > 1:
             others = ", ".join(sorted(set(fields) - {"from"}))
             raise InputError(f"{where}: model.from: a model that is there has its shape; leave out {others}")
         return None
     name, size = fields.pop("family", None), fields.pop("size", "base")
     if name is None:
-        raise InputError(f"{where}: key 'model.family' is missing; known: {', '.join(families.names())}")
+        start = " (or model.from, a model that is there)" if isinstance(recipe, TaskRecipe) else ""
+        known = ", ".join(families.names())
+        raise InputError(f"{where}: key 'model.family' is missing{start}; known: {known}")
     module = families.family(str(name))
     if str(size) not in module.SIZES:
         raise InputError(f"{where}: model.size: {name} has no size '{size}'; {nearest(str(size), module.SIZES)}")
@@ -165,4 +178,9 @@ def to_yaml(recipe: AnyRecipe) -> str:
     plain = json.loads(json.dumps(dataclasses.asdict(recipe)))
     if "objective" in plain:  # what is not chosen reads back as chosen with its paper's figures
         plain["objective"] = {name: how for name, how in plain["objective"].items() if how is not None}
+    return as_yaml(plain)
+
+
+def as_yaml(plain: dict[str, Any]) -> str:
+    """A mapping as a recipe file has it."""
     return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)

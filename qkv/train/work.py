@@ -107,5 +107,5 @@ def prepare(recipe: AnyRecipe, folder: Path) -> Work:
     if recipe.train.own or recipe.train.agree:
         raise InputError("train.own and train.agree go with pairs; leave them out here")
     if isinstance(recipe, TaskRecipe):
-        return tuning.prepare(recipe)
+        return tuning.prepare(recipe, folder)
     return pretraining.prepare(recipe, folder)

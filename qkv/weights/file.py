@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -21,10 +23,19 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str, 
 
     def write(beside: Path) -> None:
         beside.touch()  # so that the file has the rights that the user gives new files
+        rights = beside.stat().st_mode
+        # the library writes under a random name first, which a kill leaves behind: in a folder that the next try clears
+        own = beside.with_name(f"{beside.name}s")
+        shutil.rmtree(own, ignore_errors=True)
+        own.mkdir()
         try:
-            save_file(plain, str(beside), metadata=dict(notes or {}))
+            save_file(plain, str(own / path.name), metadata=dict(notes or {}))
+            os.replace(own / path.name, beside)
+            beside.chmod(rights)
         except SafetensorError as error:  # it wraps what the system said
             raise OSError(str(error)) from None
+        finally:
+            shutil.rmtree(own, ignore_errors=True)
 
     write_whole(path, write)
 

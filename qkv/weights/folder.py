@@ -15,7 +15,7 @@ from qkv.data.images import PREPROCESSOR, Images
 from qkv.errors import InputError
 from qkv.files import write_text
 from qkv.nn import Decoder, Encoder, EncoderDecoder
-from qkv.nn.model import hollow, initialise
+from qkv.nn.model import altered, hollow, initialise
 from qkv.text.huggingface import read_tokenisers, write_tokenisers
 from qkv.text.tokeniser import Tokeniser
 from qkv.weights.file import load_tensors, save_tensors
@@ -35,6 +35,7 @@ AnyModel = Encoder | Decoder | EncoderDecoder
 Layout = Literal["qkv", "huggingface"]
 
 SPEC, WEIGHTS = "spec.json", "model.safetensors"
+ADAPTER = "adapter.safetensors"  # in place of all weights, where a run trained adapters; see `qkv.weights.adapters`
 SOURCE, TARGET = "source.tokenizer.json", "target.tokenizer.json"
 
 
@@ -195,7 +196,8 @@ def _without_copies(
 
 def _draw(model: AnyModel, fresh: Collection[str]) -> None:
     """Gives parameters that no checkpoint held memory of their own and a random beginning."""
-    modules = {model.get_submodule(name.rpartition(".")[0]) for name in fresh}
+    # each once and in the order of their names: a seed then draws the same
+    modules = list({model.get_submodule(name.rpartition(".")[0]): None for name in fresh})
     for module in modules:
         held = [name for name, p in module.named_parameters(recurse=False) if not p.is_meta]
         if held:
@@ -212,15 +214,17 @@ def _draw(model: AnyModel, fresh: Collection[str]) -> None:
 
 def _load_own(folder: Path, device: str | torch.device, head: str | None, labels: Sequence[str] | None) -> Loaded:
     s = _own_spec(folder)
-    if not (folder / WEIGHTS).is_file() and (folder / "last.safetensors").is_file():
+    if not finished(folder) and (folder / "last.safetensors").is_file():
         raise InputError(f"{folder}: training has not finished; run the same qkv train again to resume it")
-    tensors, _ = load_tensors(folder / WEIGHTS)
-    if head is None and labels is None:
-        fresh: tuple[str, ...] = ()
-        model, unused = hollow(s), fresh
-        fill(model, tensors, str(folder / WEIGHTS), assign=True)
-    else:  # by way of Hugging Face's names, which tell one head's layers from another's
-        found = understood(*in_their_words(s, tensors), str(folder), head, labels)
+    model: AnyModel = hollow(s)
+    fresh: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+    file = ADAPTER if (folder / ADAPTER).is_file() else WEIGHTS
+    fill(model, _own_tensors(folder, s), str(folder / file), assign=True)
+    if head is not None or labels is not None:  # by way of Hugging Face's names, which tell heads' layers apart
+        altered(model, "last", None)
+        plain = {name: tensor.detach() for name, tensor in state(model).items()}
+        found = understood(*in_their_words(model.spec, plain), str(folder), head, labels)
         model, fresh, unused = _filled(found, str(folder), head)
     source = Tokeniser.load(folder / SOURCE) if (folder / SOURCE).is_file() else None
     target = Tokeniser.load(folder / TARGET) if (folder / TARGET).is_file() else source
@@ -228,6 +232,19 @@ def _load_own(folder: Path, device: str | torch.device, head: str | None, labels
     loaded = Loaded(model.to(device).eval(), source, target, images, fresh, unused)
     _check_vocabularies(loaded, folder)
     return loaded
+
+
+def finished(folder: Path) -> bool:
+    """Whether a run there has come to its end."""
+    return (folder / WEIGHTS).is_file() or (folder / ADAPTER).is_file()
+
+
+def _own_tensors(folder: Path, s: spec.Model) -> dict[str, Tensor]:
+    if not (folder / ADAPTER).is_file():
+        return load_tensors(folder / WEIGHTS)[0]
+    from qkv.weights.adapters import whole
+
+    return whole(folder, s)
 
 
 def _own_spec(folder: Path) -> spec.Model:

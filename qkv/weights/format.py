@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from types import ModuleType
 from typing import Any
 
@@ -112,12 +112,11 @@ def read_config(family: ModuleType, config: Config, where: str, head: str, label
         if config.get(setting.key) is not None:
             values[setting.field] = _ours(setting, config[setting.key], where)
             _check_kind(setting, values[setting.field], defaults[setting.field], where)
-    return _made(family, values, head, labels)
+    return _used(_made(family, values, head, labels), config)
 
 
 # what any family's config may say that changes the mathematics and that no family here has
 _ELSEWHERE: dict[str, Callable[[Any], bool]] = {
-    "problem_type": lambda value: value == "multi_label_classification",
     "quantization_config": lambda _: True,
     "pruned_heads": lambda _: True,
 }
@@ -163,11 +162,33 @@ def write_config(family: ModuleType, model: spec.Model) -> tuple[Config, str]:
     """The config.json of a spec, and their class for its head. What the table cannot say again is refused."""
     form: Format = family.HUGGING_FACE
     labels = model.head.labels if model.head is not None else ()
+    plain = model if model.head is None else replace(model, head=replace(model.head, several=False, word="first"))
     for name, architecture in form.architectures.items():
         config, values = _said(form, model, architecture.head)
-        if _made(family, values, architecture.head, labels) == model:
-            return _named(form.write(config | dict(form.fixed)), form, name, labels), name
+        if _made(family, values, architecture.head, labels) == plain:
+            return _named(form.write(config | dict(form.fixed)), form, name, labels) | _use(model), name
     raise InputError(f"this model is no plain {form.model_type} any more; Hugging Face has no form for it")
+
+
+_PROBLEM, _SEVERAL = "problem_type", "multi_label_classification"
+_WORD = "qkv_word"  # a key of ours: their models leave it to whoever uses them
+
+
+def _used(model: spec.Model, config: Config) -> spec.Model:
+    """With what a config says of the use of the head's logits, which is no part of the mathematics."""
+    head = model.head
+    if head is not None and head.kind == "sequence" and config.get(_PROBLEM) == _SEVERAL:
+        return replace(model, head=replace(head, several=True))
+    if head is not None and head.kind == "token" and config.get(_WORD) == "mean":
+        return replace(model, head=replace(head, word="mean"))
+    return model
+
+
+def _use(model: spec.Model) -> Config:
+    """The inverse of `_used`."""
+    if model.head is not None and model.head.several:
+        return {_PROBLEM: _SEVERAL}
+    return {_WORD: "mean"} if model.head is not None and model.head.word == "mean" else {}
 
 
 def _said(form: Format, model: spec.Model, head: str) -> tuple[Config, dict[str, Any]]:

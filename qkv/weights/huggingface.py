@@ -92,6 +92,11 @@ def write_checkpoint(folder: Path, model: spec.Model, tensors: Mapping[str, Tens
 
 def in_their_words(model: spec.Model, tensors: Mapping[str, Tensor]) -> tuple[Config, dict[str, Tensor]]:
     """A model's config and its tensors under their names."""
+    if model.adapters is not None:
+        raise InputError("this model has adapters, which Hugging Face's format lacks; merge them (qkv export --merge)")
+    if model.read != "last":
+        said = "and Hugging Face has no form for that; leave the format at 'qkv'"
+        raise InputError(f"this model's head reads {model.read} of its layers, {said}")
     family = _with_a_form(model)
     form: Format = family.HUGGING_FACE
     config, name = write_config(family, model)

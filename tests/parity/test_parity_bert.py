@@ -19,6 +19,8 @@ from both import (
     randomised,
 )
 
+from qkv.objectives.label import Inputs, judged, several
+
 ODD: dict[str, Any] = {
     "vocab_size": 31,
     "hidden_size": 35,
@@ -33,6 +35,7 @@ HEADS = ["MaskedLM", "SequenceClassification", "TokenClassification", "NextSente
 CASES = {head: (head, {}) for head in HEADS} | {
     "QuestionAnswering": ("QuestionAnswering", {"num_labels": 2}),
     "regression": ("SequenceClassification", {"num_labels": 1}),
+    "several labels": ("SequenceClassification", {"problem_type": "multi_label_classification"}),
     "relu": ("MaskedLM", {"hidden_act": "relu"}),
     "gelu_new": ("MaskedLM", {"hidden_act": "gelu_new"}),
     "silu": ("MaskedLM", {"hidden_act": "silu"}),
@@ -65,6 +68,22 @@ def test_gradients_equal_theirs(both: Both) -> None:
 def test_out_and_in_again_gives_equal_bytes(both: Both, tmp_path: Path) -> None:
     check_own_round_trip(both, tmp_path / "own")
     check_round_trip(both, tmp_path / "again")
+
+
+def test_the_loss_of_several_labels_equals_theirs(tmp_path: Path) -> None:
+    both = make(tmp_path, "SequenceClassification", {"problem_type": "multi_label_classification"})
+    assert both.ours.model.spec.head.several
+    right = torch.randint(0, 2, (len(LENGTHS), 4), generator=torch.Generator().manual_seed(1)).float()
+    batch = Inputs(both.source(), None, None, right)
+    with torch.no_grad():
+        total, targets = several(judged(both.ours.model, batch), batch)
+        theirs = both.their_output(labels=right).loss
+    assert float(total / targets) == pytest.approx(float(theirs), abs=1e-5)
+
+
+def test_several_labels_are_said_of_no_other_head(tmp_path: Path) -> None:
+    both = make(tmp_path, "TokenClassification", {"problem_type": "multi_label_classification"})
+    assert not both.ours.model.spec.head.several
 
 
 def test_captured_maps_equal_eager_attention(tmp_path: Path) -> None:

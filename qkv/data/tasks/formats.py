@@ -13,6 +13,7 @@ from qkv.data.examples import Choice, Examples, Labelled, Question, Tagged
 from qkv.data.pair import Example, Pair
 from qkv.data.tasks import choices, conll, glue, pairs, published, squad, superglue, table
 from qkv.data.tasks.folder import Names, find
+from qkv.data.tasks.lines import Bad
 from qkv.data.tasks.table import collect
 from qkv.errors import InputError, nearest
 
@@ -93,12 +94,27 @@ def read(
     `columns` says which column is which, `{"text": "review", "label": "stars"}`; `options` are the reader's others.
     What is bad is one line with file and line number; with `skip_bad` the rest is read and `skipped` has those lines.
     """
+    reader, file, settings = _opened(format, path, part, {**(columns or {}), **options})
+    return collect(reader, file, skip_bad, **settings)
+
+
+def stream(
+    format: str, path: str | Path, bad: Bad, *, part: str | None = None, columns: Mapping[str, Any] | None = None
+) -> Iterator[Any]:
+    """The same examples one by one as they are read, for files that are too large to be held; `bad` has what is bad."""
+    reader, file, settings = _opened(format, path, part, columns or {})
+    yield from reader(file, bad, **settings)
+
+
+def _opened(
+    format: str, path: str | Path, part: str | None, settings: Mapping[str, Any]
+) -> tuple[Callable[..., Iterator[Any]], Path, dict[str, Any]]:
+    """What reads a format, the file that it is to read, and the reader's settings."""
     known = named(format)
-    settings = {**(columns or {}), **options}
     _refuse_unknown(format, settings)
     if not known.parts_inside:
-        return collect(known.reader, find(Path(path), part, known.names), skip_bad, **settings)
-    return collect(known.reader, find(Path(path), None, known.names), skip_bad, part=part or "train", **settings)
+        return known.reader, find(Path(path), part, known.names), dict(settings)
+    return known.reader, find(Path(path), None, known.names), {**settings, "part": part or "train"}
 
 
 def named(format: str) -> Format:

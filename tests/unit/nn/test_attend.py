@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from naive import naive_attend
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from qkv.nn import Layout
 from qkv.nn.attend import attend, choose
@@ -17,6 +18,7 @@ from qkv.spec import Attention
 
 DOTS = ["dot", "scaled_dot", "bilinear"]
 KERNELS = ["grouped", "padded", "explicit"]
+EVEN = [*KERNELS, "even"]  # what also takes sequences of one length
 
 
 @dataclass
@@ -56,11 +58,11 @@ def make(kind: str, heads: int, sizes: tuple[int, int], queries: list[int], keys
 
 
 @st.composite
-def cases(draw: st.DrawFn, kinds: list[str]) -> Case:
+def cases(draw: st.DrawFn, kinds: list[str], even: bool = False) -> Case:
     torch.manual_seed(draw(st.integers(0, 999)))
     rows = draw(st.integers(1, 4))
     lengths = st.lists(st.integers(1, 6), min_size=rows, max_size=rows)
-    if draw(st.booleans()):  # all sequences equally long: nothing to pad
+    if even or draw(st.booleans()):  # all sequences equally long: nothing to pad
         lengths = st.integers(1, 5).map(lambda n: [n] * rows)
     sizes = draw(st.tuples(st.integers(1, 4), st.integers(1, 5)))
     return make(
@@ -90,6 +92,17 @@ def test_every_kernel_gives_the_values_of_the_formula(kernel: str, case: Case) -
 @given(case=cases(DOTS))
 def test_every_kernel_gives_the_gradients_of_the_formula(kernel: str, case: Case) -> None:
     torch.testing.assert_close(gradients(case, case.ours(kernel)), gradients(case, case.naive()))
+
+
+@pytest.mark.parametrize("kernel", EVEN)
+@settings(deadline=None, max_examples=15)
+@given(case=cases(DOTS, even=True))
+def test_every_kernel_gives_sequences_of_one_length_the_values_and_gradients_of_the_formula(
+    kernel: str, case: Case
+) -> None:
+    out, naive = case.ours(kernel), case.naive()
+    torch.testing.assert_close(out, naive)
+    torch.testing.assert_close(gradients(case, out), gradients(case, naive))
 
 
 @settings(deadline=None, max_examples=20)
@@ -191,7 +204,7 @@ def test_an_unwatched_dot_product_keeps_a_fused_kernel() -> None:
     assert choose(case.q, case.v, score=case.score, dropout=0.0, watched=False) != "explicit"
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", EVEN)
 def test_dropout_drops_weights_and_keeps_their_mean(kernel: str) -> None:
     case = make("dot", 1, (2, 1), [400], [400], causal=False)
     ones = torch.ones_like(case.v)
@@ -199,6 +212,52 @@ def test_dropout_drops_weights_and_keeps_their_mean(kernel: str) -> None:
     out = attend(case.q, case.k, ones, Layout([400]), Layout([400]), **arguments)
     assert 0.9 < out.mean() < 1.1
     assert out.std() > 0.01
+
+
+def on_gpu(kind: torch.dtype, size: int = 16) -> Tensor:
+    """A tensor that says it lies on a GPU; choosing looks at no number."""
+    with FakeTensorMode():
+        return torch.empty(8, 2, size, dtype=kind, device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("asked", "kernel"),
+    [
+        ({}, "varlen"),
+        ({"even": True}, "even"),
+        ({"even": True, "dropout": 0.1}, "even"),
+        ({"dropout": 0.1}, "padded"),
+        ({"even": True, "biased": True}, "padded"),
+        ({"even": True, "watched": True}, "explicit"),
+    ],
+)
+def test_a_gpu_in_half_precision_takes_the_fused_kernel_that_can_do_it(asked: dict[str, object], kernel: str) -> None:
+    score, q = Score(Attention(width=32, heads=2)), on_gpu(torch.bfloat16)
+    assert choose(q, q, score=score, **({"dropout": 0.0, "watched": False} | asked)) == kernel
+
+
+def test_where_all_must_be_deterministic_no_kernel_that_adds_in_any_order_is_taken() -> None:
+    score, q = Score(Attention(width=32, heads=2)), on_gpu(torch.bfloat16)
+    torch.use_deterministic_algorithms(True)
+    try:
+        chosen = {choose(q, q, score=score, dropout=0.0, watched=False, even=even) for even in (False, True)}
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert chosen == {"padded"}
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="fused attention in half precision is for a GPU; there is none"
+)
+@pytest.mark.parametrize("causal", [False, True])
+def test_one_call_for_sequences_of_one_length_agrees_with_the_explicit_path(causal: bool) -> None:
+    queries = Layout([64] * 3, "cuda")
+    score = Score(Attention(width=2 * 16, heads=2)).cuda()
+    q, k, v = (torch.randn(192, 2, 16, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    arguments = {"score": score, "mask": Causal() if causal else Full()}
+    fused = attend(q, k, v, queries, queries, **arguments)
+    exact = attend(q.float(), k.float(), v.float(), queries, queries, kernel="explicit", **arguments)
+    torch.testing.assert_close(fused.float(), exact, atol=2e-2, rtol=2e-2)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="variable-length flash attention is a CUDA kernel; no GPU")

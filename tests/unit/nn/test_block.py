@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,7 +11,7 @@ from qkv import spec
 from qkv.nn import Ragged
 from qkv.nn.block import Block
 from qkv.nn.feedforward import FeedForward
-from qkv.nn.mask import Full
+from qkv.nn.mask import Causal, Full
 from qkv.nn.norm import norm
 from qkv.nn.stack import Encoded, Stack
 
@@ -111,3 +113,24 @@ def test_gated_feed_forward_is_its_formula(activation: str) -> None:
 def test_feed_forward_without_bias_has_none() -> None:
     module = FeedForward(spec.FeedForward(width=6, hidden=9, bias=False))
     torch.testing.assert_close(module(X.values), F.relu(X.values @ module.up.weight.T) @ module.down.weight.T)
+
+
+def test_a_whole_block_compiled_once_serves_batches_of_any_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    programs = []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> object:
+        programs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    plain, compiled = block_of(), block_of()
+    compiled.load_state_dict(plain.state_dict())
+    compiled.compile_whole()
+    counts = []
+    for lengths in ([3, 4], [5, 2, 7], [2, 6, 3], [4, 2, 9, 3], [8, 2]):
+        x = Ragged.of(torch.randn(sum(lengths), 6), lengths)
+        memory = Ragged.of(torch.randn(2 * len(lengths) + 1, 6), [3, *[2] * (len(lengths) - 1)])
+        torch.testing.assert_close(compiled(x, Causal(), memory).values, plain(x, Causal(), memory).values)
+        counts.append(len(programs))
+    assert counts[0] > 0
+    assert counts[-1] == counts[1]  # one for the first shape, one for all others

@@ -50,3 +50,29 @@ def test_a_language_model_head_is_one_linear_map_for_each_token() -> None:
     head = Head(spec.Head(kind="lm", width=6, outputs=3, bias=True))
     naive = torch.stack([head.linear.weight @ h + head.linear.bias for h in HIDDEN.values])
     torch.testing.assert_close(head(HIDDEN.values), naive)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"kind": "lm", "bias": True},
+        {"kind": "lm", "offset": True, "scale": 0.5},
+        {"kind": "lm", "dense": "gelu", "norm": spec.Norm(), "bias": True},
+        {"kind": "sequence", "pool": "last", "dense": "tanh"},
+        {"kind": "pooler", "dense": "tanh"},
+    ],
+)
+def test_a_head_is_its_last_layer_over_the_rows_that_this_reads(fields: dict[str, object]) -> None:
+    head = Head(spec.Head(width=6, outputs=3, **fields))
+    if head.offset is not None:
+        head.offset.normal_()
+    assert torch.equal(head.last(head.rows(HIDDEN)), head(HIDDEN))
+
+
+def test_rows_are_dropped_and_scaled_before_the_last_layer() -> None:
+    head = Head(spec.Head(kind="lm", width=6, outputs=3, dropout=0.5, scale=2.0))
+    rows = head.rows(HIDDEN)
+    kept = rows != 0
+    assert 0 < int(kept.sum()) < kept.numel()
+    torch.testing.assert_close(rows[kept], 4 * HIDDEN.values[kept])  # twice for the scale, twice for what was dropped
+    torch.testing.assert_close(head.eval().rows(HIDDEN), 2 * HIDDEN.values)

@@ -91,6 +91,25 @@ def test_logits_at_chosen_tokens_are_those_of_all_tokens() -> None:
     torch.testing.assert_close(model(IDS, at=chosen), model(IDS)[chosen])
 
 
+def test_before_its_last_layer_every_shell_gives_the_rows_that_this_reads() -> None:
+    two = spec.Model(
+        family="test",
+        source=EMBED,
+        encoder=spec.Stack(block=BLOCK, depth=1),
+        head=LM,
+        beside=spec.replace(LM, outputs=2),
+    )
+    one = spec.Model(family="test", target=EMBED, decoder=spec.Stack(block=BLOCK, depth=1, causal=True), head=LM)
+    at = torch.tensor([1, 5])
+    for model, given in ((build(two), (IDS, None, at)), (build(one), (IDS, at)), (build(pair()), (IDS, IDS))):
+        model.eval()
+        assert torch.equal(model.head.last(model(*given, last=False)), model(*given))
+    model = build(two).eval()
+    (rows, beside), (logits, judged) = model.both(IDS, None, at, last=False), model.both(IDS, None, at)
+    assert torch.equal(model.head.last(rows), logits)
+    assert torch.equal(beside, judged)
+
+
 def test_a_dot_score_between_states_of_unequal_width_is_refused() -> None:
     rnn = family("rnn")
     model = rnn.spec(rnn.Shape(width=4, hidden=6, attention="dot"), source=11, target=11)

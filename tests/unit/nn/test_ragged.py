@@ -27,6 +27,12 @@ def test_packed_sequences_come_back_as_they_were(sizes: list[int]) -> None:
 
 @quick
 @given(SIZES)
+def test_a_layout_is_even_where_all_are_equally_long(sizes: list[int]) -> None:
+    assert Layout(sizes).even == (len(set(sizes)) == 1)
+
+
+@quick
+@given(SIZES)
 def test_to_padded_is_undone_by_from_padded(sizes: list[int]) -> None:
     ragged = Ragged.pack(numbered(sizes))
     back = Ragged.from_padded(ragged.to_padded(), ragged.layout.lengths)

@@ -5,7 +5,12 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import os
 import random
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -94,6 +99,28 @@ def test_a_stopped_run_resumes_to_the_bit(family, changes, tmp_path):
     assert weights(tmp_path / "cut") == weights(tmp_path / "whole")
 
 
+def test_a_process_killed_at_any_moment_resumes_to_the_same_bits(tmp_path):
+    """Without warning, while workers read a stream; `bench/kills.py` is the long form."""
+    given = [*TINY, f"data.train={write_text(tmp_path)}", "data.format=blank", "data.hold_out=0.2", "valid.samples=0"]
+    given += ["data.stream=true", "train.workers=2", "train.steps=60", "train.save_every=2", "valid.every=30"]
+    mini = str(RECIPES / "pretrain-bert-mini.yaml")
+    run_all(read_recipe(mini, given), tmp_path / "whole")
+    command = [sys.executable, "-m", "qkv.cli", "train", mini, *given, "--device", "cpu", "-o", str(tmp_path / "cut")]
+    begun, chance = tmp_path / "cut" / LAST, random.Random(1)
+    for _ in range(2):  # once training has begun, each a little later than a checkpoint
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        before = begun.stat().st_mtime_ns if begun.exists() else 0
+        while process.poll() is None and not (begun.exists() and begun.stat().st_mtime_ns > before):
+            time.sleep(0.005)
+        time.sleep(chance.random() * 0.02)
+        if process.poll() is None:
+            os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    assert not (tmp_path / "cut" / "model.safetensors").exists()
+    run_all(read_recipe(mini, given), tmp_path / "cut")
+    assert weights(tmp_path / "cut") == weights(tmp_path / "whole")
+
+
 def test_workers_change_no_weight(tmp_path):
     found = []
     for workers in (0, 3):
@@ -152,6 +179,14 @@ def test_several_objectives_are_mixed_by_weight(tmp_path):
     assert run_all(recipe, tmp_path / "run")[-1].kind == "finish"
 
 
+def test_held_out_perplexity_is_not_smoothed(tmp_path):
+    recipe = recipe_of("t5", tmp_path, "train.smoothing=0.3", "valid.every=6")
+    records = run_all(recipe, tmp_path / "run")
+    found = perplexity(load(tmp_path / "run"), recipe_of("t5", tmp_path, "train.smoothing=0"), None)
+    valid = next(record for record in records if record.kind == "valid")
+    assert valid.values["loss"] == pytest.approx(found["loss"], rel=1e-4)
+
+
 def test_next_sentences_have_a_loss_of_their_own(tmp_path):
     records = run_all(recipe_of("bert", tmp_path), tmp_path / "run")
     trained = [record.values for record in records if record.kind == "train"]
@@ -205,7 +240,7 @@ def test_no_memory_is_one_line_and_the_run_goes_on_with_smaller_parts(error, tmp
 
     with monkeypatch.context() as patch:
         patch.setattr(loop.Run, "step", step)
-        with pytest.raises(InputError, match=r"step 4: out of memory; raise train\.accumulate"):
+        with pytest.raises(InputError, match=r"out of memory; raise train\.accumulate"):
             run_all(recipe, tmp_path / "run")
     smaller = recipe_of("gpt2", tmp_path, "train.save_every=1", "train.accumulate=4")
     assert run_all(smaller, tmp_path / "run")[-1].kind == "finish"

@@ -42,8 +42,10 @@ def kill_after_a_checkpoint(given: list[str], folder: Path) -> None:
     process = subprocess.Popen(given, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     while process.poll() is None and not any((folder / name).exists() for name in ("last.safetensors", "last.json")):
         time.sleep(0.005)
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
+    # torchrun puts its processes into sessions of their own, where a kill of its group does not reach them
+    own = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split() if process.poll() is None else []
+    for number in [process.pid, *map(int, own)]:
+        os.kill(number, signal.SIGKILL)
     process.wait()
 
 

@@ -218,7 +218,6 @@ def test_a_tokeniser_larger_than_the_embedding(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("problem_type", "multi_label_classification"),
         ("quantization_config", {"load_in_8bit": True}),
         ("pruned_heads", {"0": [1]}),
         ("hidden_size", -4),

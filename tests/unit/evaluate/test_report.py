@@ -1,0 +1,275 @@
+"""A report says what is wrong with a model's predictions, and its page shows whatever the data holds as plain text."""
+
+from __future__ import annotations
+
+import json
+import math
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qkv.data.examples import Answer, Choice, Labelled, Question, Tagged
+from qkv.errors import InputError
+from qkv.evaluate.answers import Squad
+from qkv.evaluate.cases import Judged, case, error
+from qkv.evaluate.classification import F1, Accuracy, Matthews, TokenAccuracy
+from qkv.evaluate.correlation import Pearson
+from qkv.evaluate.page import page
+from qkv.evaluate.report import Report, as_json, confused, curves, main_figures, report
+
+NASTY = "<script>alert('x')</script> & \"quoted\" 😀 \u202e עברית </pre></details>" + "Donaudampfschiff" * 40
+LABELS = ("cat", "dog", "<b>emu</b>")
+
+
+def judged(said: str, right: str, confidence: float | None = 0.9, text: str = "a text") -> Judged:
+    return Judged(Labelled(text, "file:1", label=right), said, right, confidence)
+
+
+def classified(*examples: Judged, **options: Any) -> Report:
+    metrics = [Accuracy(), F1(LABELS), Matthews(LABELS)]
+    return report("classify", examples, metrics, LABELS, "accuracy", **{"resamples": 50, **options})
+
+
+class _Tags(HTMLParser):
+    """Which elements a page has, where they come from, and whether each that is opened is closed."""
+
+    VOID = ("meta",)
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self.open: list[str] = []
+        self.links: list[str] = []
+        self.wrong: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names.append(tag)
+        self.links += [str(value) for name, value in attrs if name in ("src", "href")]
+        self.wrong += [name for name, _ in attrs if name.startswith("on")]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:  # noqa: ARG002
+        self.names.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if not self.open or self.open.pop() != tag:
+            self.wrong.append(f"</{tag}>")
+
+
+# ---- what it says ---------------------------------------------------------------------------------------------------
+
+
+def test_the_deciding_figure_comes_first_and_lies_in_its_interval() -> None:
+    examples = [judged("cat", "cat"), judged("cat", "dog"), judged("dog", "dog"), judged("dog", "dog")] * 5
+    found = report("classify", examples, [Accuracy(), Matthews(LABELS)], LABELS, "matthews", resamples=200)
+    assert list(found.figures) == ["matthews", "accuracy"]
+    assert found.figures["accuracy"].value == 0.75
+    for figure in found.figures.values():
+        assert figure.low is not None
+        assert figure.high is not None
+        assert figure.low < figure.value < figure.high
+
+
+def test_a_deciding_figure_that_no_metric_has_is_named() -> None:
+    with pytest.raises(InputError, match="'acuracy'; did you mean 'accuracy'"):
+        report("classify", [judged("cat", "cat")], [Accuracy()], LABELS, "acuracy", resamples=0)
+
+
+def test_the_surest_mistake_comes_first() -> None:
+    examples = [judged("cat", "dog", 0.4), judged("cat", "dog", 0.99), judged("dog", "dog", 1.0), judged("cat", "dog")]
+    found = classified(*examples)
+    assert [one.confidence for one in found.worst] == [0.99, 0.9, 0.4]
+    assert found.wrong == 3
+
+
+def test_of_numbers_the_farthest_comes_first() -> None:
+    pairs = [(1.0, 1.5), (2.0, 5.0), (3.0, 3.0), (4.0, 4.25)]
+    examples = [Judged(Labelled("t", f"file:{right}", label=right), said, right) for said, right in pairs]
+    found = report("rate", examples, [Pearson()], (), "pearson", resamples=0)
+    assert [one.where for one in found.worst] == ["file:5.0", "file:1.5", "file:4.25"]
+
+
+def test_classes_are_listed_from_the_lowest_f1_and_those_without_examples_last() -> None:
+    found = classified(judged("cat", "cat"), judged("cat", "dog"), judged("dog", "dog"), judged("dog", "dog"))
+    assert [label for label, _ in found.hardest_classes()] == ["cat", "dog", "<b>emu</b>"]
+
+
+def test_confusions_count_what_was_taken_for_what() -> None:
+    found = confused(["cat", "cat", "dog"], ["dog", "dog", "dog"], LABELS)
+    assert found is not None
+    assert found.labels == ("cat", "dog")
+    assert found.mistakes() == [("dog", "cat", 2)]
+    assert found.totals == (0, 3)
+
+
+def test_confusions_of_tags_are_those_of_all_words() -> None:
+    found = confused([("O", "B"), ("O",)], [("O", "O"), ("B",)], ("B", "O"))
+    assert found is not None
+    assert found.mistakes() == [("B", "O", 1), ("O", "B", 1)]
+
+
+@pytest.mark.parametrize(
+    ("said", "right"),
+    [([1.0], [2.0]), ([frozenset("a")], [frozenset("b")]), ([1], [0]), (["Paris"], [("Paris", "in Paris")])],
+)
+def test_what_is_not_one_of_several_labels_has_no_confusions(said: list[Any], right: list[Any]) -> None:
+    assert confused(said, right, ("a", "b")) is None
+
+
+def test_of_many_classes_those_without_mistakes_are_left_out() -> None:
+    labels = tuple(f"label {i}" for i in range(40))
+    said = [*labels, "label 1", "label 2"]
+    right = [*labels, "label 0", "label 0"]
+    found = confused(said, right, labels)
+    assert found is not None
+    assert found.hardest(30).labels == ("label 0", "label 1", "label 2")
+    assert found.hardest(30).totals == (3, 1, 1)
+    assert found.hardest(1).labels == ("label 0",)
+
+
+def test_examples_without_labels_are_counted_and_nothing_is_scored() -> None:
+    found = classified(unlabelled=3)
+    assert (found.examples, found.unlabelled, found.figures) == (0, 3, {})
+    assert "3 further examples have no label" in page(found)
+
+
+# ---- how wrong, and where -------------------------------------------------------------------------------------------
+
+
+def test_an_answer_is_as_wrong_as_its_words_are_other_words() -> None:
+    question = Question("1", "Where?", "It is in Paris now", (Answer("Paris", 9),), "f:1")
+    assert error(Judged(question, "paris", ("Paris",))) == 0
+    assert error(Judged(question, "in Paris", ("Paris",))) == pytest.approx(1 / 3)
+    assert error(Judged(question, "", ("Paris",))) == 1
+    nowhere = Question("1", "Where?", "It is", (), "f:1", answerable=False)
+    assert error(Judged(nowhere, "", ())) == 0
+    assert error(Judged(nowhere, "It", ())) == 1
+
+
+def test_overlapping_spans_are_marked_apart_and_the_text_stays_whole() -> None:
+    question = Question("1", "Where?", "It is in Paris, France now", (Answer("Paris", 9),), "f:1")
+    shown = case(Judged(question, "in Paris, France", ("Paris",), 0.5, (6, 22)))
+    assert "".join(piece.text for piece in shown.lines[1]) == question.context
+    marks = [(piece.text, piece.mark) for piece in shown.lines[1] if piece.mark]
+    assert marks == [("in ", "wrong"), ("Paris", "right"), (", France", "wrong")]
+
+
+def test_tags_are_marked_word_by_word_and_the_text_stays_whole() -> None:
+    example = Tagged("Bob saw  Ann.", ("Bob", "saw", "Ann", "."), (0, 4, 9, 12), ("B", "O", "B", "O"), "f:1")
+    shown = case(Judged(example, ("B", "B", "O", "O"), example.tags, 0.5))
+    assert "".join(piece.text for piece in shown.lines[0]) == example.text
+    marks = {piece.text: (piece.mark, piece.note) for piece in shown.lines[0] if piece.mark}
+    assert marks == {"Bob": ("right", "B"), "saw": ("wrong", "B, not O"), "Ann": ("missed", "O, not B")}
+
+
+def test_the_option_that_was_chosen_and_the_right_one_are_marked() -> None:
+    shown = case(Judged(Choice("What?", ("a", "b", "c"), 1, "f:1"), 2, 1, 0.5))
+    assert [line[-1].mark for line in shown.lines] == ["", "", "missed", "wrong"]
+    assert (shown.predicted, shown.right) == ("3: c", "2: b")
+
+
+# ---- the page -------------------------------------------------------------------------------------------------------
+
+
+def nasty() -> Report:
+    from dataclasses import replace
+
+    found = classified(judged("cat", "<b>emu</b>", text=NASTY), judged("dog", "dog"))
+    curve = {"loss": [(10, 2.0), (20, 1.5)], "accuracy": [(20, 0.5)]}
+    return replace(found, run=NASTY, data=NASTY, recipe=f"name: {NASTY}", notes=(NASTY,), curves=curve)
+
+
+def test_nothing_in_the_data_becomes_a_part_of_the_page() -> None:
+    text = page(nasty())
+    tags = _Tags(text)
+    assert tags.names.count("script") == 1
+    assert "b" in tags.names  # the page has its own, but not the label's
+    assert "<b>emu" not in text
+    assert tags.wrong == []
+    assert tags.open == []
+
+
+def test_a_page_needs_nothing_but_itself() -> None:
+    text = page(nasty())
+    assert _Tags(text).links == []
+    assert "http" not in text
+    assert "@import" not in text
+    assert "url(" not in text
+
+
+def test_a_page_is_for_phones_and_for_dark_rooms() -> None:
+    text = page(nasty())
+    assert 'name="viewport"' in text
+    assert "prefers-color-scheme: dark" in text
+
+
+def test_every_kind_of_example_has_its_page() -> None:
+    question = Question("1", NASTY, NASTY, (Answer("quoted", NASTY.index("quoted")),), NASTY)
+    tagged = Tagged("Bob saw", ("Bob", "saw"), (0, 4), ("B", "O"), NASTY)
+    several = Labelled(NASTY, "f:1", label=("a",))
+    for metric, example, said, right in [
+        (Squad(), question, "alert", ("quoted",)),
+        (TokenAccuracy(), tagged, ("O", "O"), ("B", "O")),
+        (Accuracy(), Choice(NASTY, (NASTY, "b"), 0, "f:1"), 1, 0),
+        (Accuracy(), several, frozenset(), frozenset("a")),
+    ]:
+        found = report("task", [Judged(example, said, right, 0.5)], [metric], ("B", "O"), _first(metric), resamples=0)
+        tags = _Tags(page(found))
+        assert (tags.wrong, tags.open, tags.names.count("script")) == ([], [], 1)
+        assert found.wrong == 1
+
+
+def _first(metric: Any) -> str:
+    return {"squad": "f1"}.get(metric.name, "accuracy")
+
+
+# ---- the log, and JSON ----------------------------------------------------------------------------------------------
+
+
+def test_curves_come_from_the_log_whatever_a_kill_left_of_it(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    lines = [
+        {"kind": "note", "step": 0},
+        {"kind": "train", "step": 5, "loss": 2.0},
+        {"kind": "train", "step": 10, "loss": math.nan},
+        {"kind": "valid", "step": 10, "accuracy": 0.5, "f1": 0.1},
+    ]
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"kind": "tra')
+    assert curves(log, "accuracy") == {"loss": [(5, 2.0)], "accuracy": [(10, 0.5)]}
+    assert curves(tmp_path / "gone.jsonl", "accuracy") == {}
+
+
+def test_json_has_no_word_for_not_a_number() -> None:
+    examples = [Judged(Labelled("t", "f:1", label=1.0), 1.0, 1.0)] * 3
+    found = report("rate", examples, [Pearson()], (), "pearson", resamples=10)
+    told = json.loads(json.dumps(as_json(found), allow_nan=False))
+    assert told["figures"]["pearson"] == {"value": None, "low": None, "high": None}
+    assert "undefined" in page(found)
+
+
+def test_json_has_all_of_it() -> None:
+    told = as_json(nasty())
+    assert told["worst"][0]["lines"][0][0]["text"] == NASTY[:1200]
+    assert told["confusions"] == [{"right": "<b>emu</b>", "predicted": "cat", "count": 1}]
+    assert told["curves"]["loss"] == [[10, 2.0], [20, 1.5]]
+
+
+@pytest.mark.parametrize(
+    ("names", "kept"),
+    [
+        (
+            "accuracy f1_macro precision_macro recall_macro f1_micro recall_micro f1_weighted matthews",
+            "accuracy f1_macro matthews",
+        ),
+        ("f1_micro precision_micro recall_micro f1_macro recall_macro accuracy",
+         "f1_micro precision_micro recall_micro accuracy"),
+        ("recall_macro accuracy f1_macro f1_micro matthews", "recall_macro accuracy f1_macro matthews"),
+        ("per wer", "per wer"),
+    ],
+)  # fmt: skip
+def test_a_person_sees_one_average_of_each_figure_first(names: str, kept: str) -> None:
+    assert main_figures(names.split()) == kept.split()

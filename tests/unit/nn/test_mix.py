@@ -1,0 +1,82 @@
+"""What a head reads of its body's layers, and a body that stays as it is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from test_adapter import BERT, SPECS, logits, texts
+
+from qkv import spec
+from qkv.errors import InputError
+from qkv.families import bert, rnn
+from qkv.nn import build
+from qkv.nn.model import altered
+
+
+def reading(s: spec.Model, read: str):
+    torch.manual_seed(1)
+    model = build(s).eval()
+    altered(model, read, None)
+    return model
+
+
+def test_a_fresh_mix_is_the_mean_of_all_layers():
+    """Peters et al. 2018, equation 1, with equal weights and a scale of one."""
+    model = reading(BERT, "mix")
+    layers = model.encoder.layers(model.embed(texts()))
+    assert len(layers) == 4
+    assert torch.allclose(model.encode(texts()).hidden.values, torch.stack(layers).mean(0), atol=1e-6)
+
+
+def test_a_mix_weighs_layers_by_a_softmax_and_scales_their_sum():
+    model = reading(BERT, "mix")
+    with torch.no_grad():
+        model.mix.weights.copy_(torch.tensor([0.0, 1.0, 2.0, -1.0]))
+        model.mix.scale.fill_(3.0)
+    layers = torch.stack(model.encoder.layers(model.embed(texts())))
+    shares = torch.tensor([0.0, 1.0, 2.0, -1.0]).exp()
+    wanted = 3 * sum(share * layer for share, layer in zip(shares / shares.sum(), layers, strict=True))
+    assert torch.allclose(model.encode(texts()).hidden.values, wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("depth", [2, 6])
+def test_the_last_four_leave_out_what_goes_into_the_first_block(depth):
+    deep = bert.spec(bert.Shape(width=16, heads=2, layers=depth, hidden=24, length=16), source=30, head="sequence")
+    model = reading(deep, "last_four")
+    layers = model.encoder.layers(model.embed(texts()))
+    wanted = torch.stack(layers[-4:] if depth == 6 else layers[1:]).mean(0)
+    assert torch.allclose(model.encode(texts()).hidden.values, wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize("read", ["last_four", "mix"])
+@pytest.mark.parametrize("family", SPECS)
+def test_every_body_can_be_read_so_and_is_saved_with_it(family, read):
+    model = reading(SPECS[family], read)
+    assert logits(model).shape == (2, 2)
+    again = build(spec.from_json(spec.to_json(model.spec))).eval()
+    again.load_state_dict(model.state_dict())
+    assert torch.equal(logits(again), logits(model))
+
+
+@pytest.mark.parametrize("read", ["last", "mix"])
+def test_a_frozen_body_runs_as_in_use_and_keeps_nothing_for_a_gradient(read):
+    model = reading(BERT, read)
+    before = model.encode(texts()).hidden.values.detach()
+    model.freeze()
+    model.train()
+    assert not model.encoder.training
+    assert not model.source.training
+    assert model.head.training
+    hidden = model.encode(texts()).hidden.values
+    assert torch.equal(hidden, before)  # no dropout
+    assert hidden.requires_grad == (read == "mix")  # by the mix's own weights alone
+    logits(model).sum().backward()
+    moved = {name.split(".")[0] for name, p in model.named_parameters() if p.grad is not None}
+    assert moved == {"head", "mix"} if read == "mix" else {"head"}
+
+
+def test_what_cannot_be_read_so_is_refused():
+    with pytest.raises(InputError, match="of a recurrent body a head reads the last layer alone"):
+        reading(rnn.spec(rnn.Shape(width=8, hidden=8), source=30, head="sequence"), "mix")
+    with pytest.raises(InputError, match="a head that writes reads the last layer alone"):
+        reading(bert.spec(bert.Shape(width=16, heads=2, layers=1, hidden=24), source=30), "mix")

@@ -1,0 +1,79 @@
+"""Losses of heads that label: sums that can be cut, equal to torch's own on padded tensors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from qkv.nn import Ragged
+from qkv.objectives import label
+from qkv.objectives.label import Inputs
+
+
+def inputs(labels: torch.Tensor, lengths: list[int] | None = None, **others: object) -> Inputs:
+    source = Ragged.of(torch.arange(sum(lengths or [1])), lengths or [1])
+    return Inputs(source, None, None, labels, **others)
+
+
+@pytest.fixture
+def chance() -> torch.Generator:
+    return torch.Generator().manual_seed(4)
+
+
+def test_the_loss_of_classes_is_a_sum_over_examples(chance: torch.Generator) -> None:
+    logits, right = torch.randn(5, 3, generator=chance), torch.tensor([0, 2, 1, 1, 0])
+    total, targets = label.classes(logits, inputs(right))
+    assert targets == 5
+    assert float(total) == pytest.approx(5 * float(F.cross_entropy(logits, right)))
+
+
+def test_only_the_proportions_of_class_weights_matter(chance: torch.Generator) -> None:
+    logits, right = torch.randn(5, 3, generator=chance), torch.tensor([0, 2, 1, 1, 0])
+    weights = torch.tensor([1.0, 2.0, 5.0])
+    once, twice = (float(label.classes(logits, inputs(right), w).total) for w in (weights, 2 * weights))
+    assert once == pytest.approx(twice)
+    assert once == pytest.approx(5 * float(F.cross_entropy(logits, right, weights)))
+
+
+def test_numbers_have_the_squared_error() -> None:
+    total, targets = label.numbers(torch.tensor([[1.0], [2.0]]), inputs(torch.tensor([3.0, 2.5])))
+    assert (float(total), targets) == (4.25, 2)
+
+
+def test_several_labels_are_judged_each_for_itself(chance: torch.Generator) -> None:
+    logits, right = torch.randn(4, 3, generator=chance), torch.randint(0, 2, (4, 3), generator=chance).float()
+    total, targets = label.several(logits, inputs(right))
+    assert targets == 4
+    assert float(total / targets) == pytest.approx(float(F.binary_cross_entropy_with_logits(logits, right)))
+
+
+def test_a_span_is_a_choice_among_the_tokens_of_its_own_sequence(chance: torch.Generator) -> None:
+    lengths, logits = [4, 2, 3], torch.randn(9, 2, generator=chance)
+    right = torch.tensor([[1, 3], [0, 0], [2, 2]])
+    total, targets = label.spans(logits, inputs(right, lengths))
+    wanted = 0.0
+    for rows, places in zip(torch.split(logits, lengths), right.tolist(), strict=True):
+        for side, place in enumerate(places):
+            wanted -= float(torch.log_softmax(rows[:, side], 0)[place]) / 2
+    assert float(total) == pytest.approx(wanted)
+    assert targets == 3
+
+
+def test_options_compete_within_their_example(chance: torch.Generator) -> None:
+    logits = torch.randn(5, 1, generator=chance)
+    batch = inputs(torch.tensor([1, 2]), choices=(2, 3))
+    wanted = sum(
+        float(F.cross_entropy(rows[:, 0], torch.tensor(right)))
+        for rows, right in zip(torch.split(logits, [2, 3]), (1, 2), strict=True)
+    )
+    assert float(label.choices(logits, batch).total) == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("kind", ["spans", "choices"])
+def test_what_is_not_there_gets_no_gradient_and_breaks_none(kind: str, chance: torch.Generator) -> None:
+    logits = torch.randn(5, 2 if kind == "spans" else 1, generator=chance, requires_grad=True)
+    right = torch.tensor([[1, 1], [0, 2]]) if kind == "spans" else torch.tensor([1, 2])
+    getattr(label, kind)(logits, inputs(right, [2, 3], choices=(2, 3))).total.backward()
+    assert torch.isfinite(logits.grad).all()
+    assert all(abs(float(rows.sum())) < 1e-6 for rows in torch.split(logits.grad, [2, 3]))

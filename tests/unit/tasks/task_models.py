@@ -1,0 +1,176 @@
+"""Small examples of every task, tokenisers and tiny models for them, and logits that say exactly what is right."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qkv.data.examples import Answer, Choice, Labelled, Question, Span, Tagged
+from qkv.data.tasks.conll import spaced
+from qkv.families import bart, bert, gpt2, roberta, t5
+from qkv.nn import build
+from qkv.objectives.label import judged
+from qkv.tasks import find
+from qkv.tasks.task import Asked, has_segments, put_on
+from qkv.text.tokeniser import Tokeniser, train_tokeniser
+from qkv.weights import Loaded
+
+TEXT = """the king of spain sees a house in london and likes tea with unhappiness . who where what is it ?
+bees dogs hate rainy mornings ; queen anne lives there since nineteen hundred years"""
+WORDS = TEXT.split()
+FAMILIES = {"bert": bert, "roberta": roberta, "gpt2": gpt2, "t5": t5, "bart": bart}
+SIZES = {"bert": 120, "roberta": 330, "gpt2": 330, "t5": 200, "bart": 330}
+LENGTH = 48
+
+
+@cache
+def tokeniser(family: str = "bert") -> Tokeniser:
+    template = FAMILIES[family].TEMPLATE
+    lines = [" ".join(WORDS[i:] + WORDS[:i]) for i in range(len(WORDS))]
+    return train_tokeniser(template.kind, lines, size=SIZES[family], template=template)
+
+
+SMALL = {"width": 32, "heads": 2, "layers": 1, "hidden": 64, "key": 16, "dropout": 0.0}  # by a field's end
+
+
+def model(task: Any, labels: Sequence[str], length: int = LENGTH, family: str = "bert") -> Loaded:
+    """A tiny model under the head of a task."""
+    torch.manual_seed(2)
+    made_by, tokens = FAMILIES[family], tokeniser(family)
+    names = [one.name for one in fields(made_by.Shape)]
+    small = {name: size for name in names for end, size in SMALL.items() if name.split("_")[-1] == end}
+    shape = made_by.Shape(**small | {name: length for name in names if name == "length"})
+    wanted = inspect.signature(made_by.spec).parameters
+    sizes = {name: tokens.size for name in ("source", "target", "vocabulary") if name in wanted}
+    made = build(made_by.spec(shape, head=task.kind, labels=tuple(labels), **sizes))
+    put_on(task, made)
+    return Loaded(made.eval(), tokens, tokens)
+
+
+def learn(task: Any, loaded: Loaded, examples: Sequence[Any], steps: int, rate: float = 3e-3) -> None:
+    """All examples in one batch, over and over."""
+    head = loaded.model.spec.head
+    asked = task.ask(examples, loaded.source, head.labels, loaded.model.spec.source.length)
+    batch = task.prepare(asked, has_segments(loaded.model.spec))
+    optimiser = torch.optim.AdamW(loaded.model.parameters(), rate)
+    loaded.model.train()
+    for _ in range(steps):
+        total, targets = task.loss(judged(loaded.model, batch), batch)
+        optimiser.zero_grad()
+        (total / targets).backward()
+        optimiser.step()
+    loaded.model.eval()
+
+
+def perfect(task: Any, one: Asked, outputs: int) -> Tensor:
+    """Logits that say what an example's labels say."""
+    if task.name == "rate":
+        return torch.tensor([one.labels])
+    if task.name == "label":
+        return torch.tensor([one.labels]) * 20 - 10
+    if task.kind == "span":
+        logits = torch.zeros(one.length, 2)
+        for side, place in enumerate(one.labels):
+            logits[int(place), side] = 9.0
+        return logits
+    if task.kind == "choice":
+        return torch.nn.functional.one_hot(torch.tensor(int(one.labels[0])), len(one.sequences))[:, None] * 9.0
+    return torch.nn.functional.one_hot(torch.tensor([int(x) for x in one.labels]), outputs) * 9.0
+
+
+def told(task: Any, examples: Sequence[Any], labels: Sequence[str], longest: int, tokens: Tokeniser) -> list[Any]:
+    """Predictions from perfect logits."""
+    parts: list[list[tuple[Asked, Tensor]]] = [[] for _ in examples]
+    for one in task.ask(examples, tokens, labels, longest):
+        parts[one.example].append((one, perfect(task, one, len(labels))))
+    return [task.read(found, example, labels) for found, example in zip(parts, examples, strict=True)]
+
+
+# ---- examples -------------------------------------------------------------------------------------------------------
+
+
+def words_of(number: int, count: int) -> list[str]:
+    return [WORDS[(11 * number + 3 * i) % len(WORDS)] for i in range(count)]
+
+
+def sentence(number: int, count: int = 6) -> str:
+    return " ".join(words_of(number, count))
+
+
+def tags_of(words: Sequence[str]) -> tuple[str, ...]:
+    """Names are persons where they are queens and kings, and go on over the next word; places are places."""
+    tags: list[str] = []
+    for word in words:
+        if word in ("king", "queen"):
+            tags.append("B-PER")
+        elif tags and tags[-1] == "B-PER":
+            tags.append("I-PER")
+        else:
+            tags.append("B-LOC" if word in ("london", "spain") else "O")
+    return tuple(tags)
+
+
+def tagged(number: int, count: int = 7, chunks: bool = True) -> Tagged:
+    words = tuple(words_of(number, count))
+    text, starts = spaced(words)
+    tags = tags_of(words) if chunks else tuple(["SHORT", "LONG"][len(word) > 4] for word in words)
+    return Tagged(text, words, starts, tags, f"tags:{number}")
+
+
+def question(number: int, count: int = 12, answerable: bool = True) -> Question:
+    words = words_of(number, count)
+    context, word = " ".join(words), max(words[number % 8 :], key=len)  # SQuAD's rules leave nothing of an article
+    answer = Answer(word, f" {context} ".index(f" {word} "))
+    answers = (answer,) if answerable else ()
+    return Question(str(number), f"where is {word if answerable else 'it'} ?", context, answers, "q", answerable)
+
+
+def choice(number: int) -> Choice:
+    options = tuple(sentence(number + i, 2) for i in range(2 + number % 3))
+    return Choice(sentence(number, 4), options, number % len(options), "c", "and" if number % 2 else None)
+
+
+def labelled(number: int, label: Any, pair: bool = True) -> Labelled:
+    return Labelled(sentence(number), f"l:{number}", sentence(number + 9, 3) if pair else None, label)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A task with settings on some examples."""
+
+    task: str
+    examples: list[Any]
+    settings: dict[str, Any] = field(default_factory=dict)
+    steps: int = 60
+
+    def make(self) -> Any:
+        return find(self.task, **self.settings)
+
+
+SPANS = [Span(0, len(words_of(i, 6)[0])) for i in range(8)]
+SEVERAL: list[tuple[str, ...]] = [(), ("a",), ("b",), ("a", "b"), ("c",), ("a", "c"), (), ("a", "b", "c")]
+CASES = {
+    "classify": Case("classify", [labelled(i, "xyz"[i % 3]) for i in range(8)]),
+    "classify marked": Case(
+        "classify",
+        [Labelled(sentence(i), f"l:{i}", None, "xy"[i % 2], (SPANS[i],)) for i in range(8)],
+        {"mark": True, "positive": "x"},
+    ),
+    "rate": Case("rate", [labelled(i, 0.6 * i) for i in range(8)], steps=150),
+    "label": Case("label", [labelled(i, SEVERAL[i]) for i in range(8)], {"threshold": 0.4}, steps=100),
+    "tag": Case("tag", [tagged(i) for i in range(8)]),
+    "tag all": Case("tag", [tagged(i) for i in range(8)], {"word": "all"}),
+    "tag mean": Case("tag", [tagged(i) for i in range(8)], {"word": "mean"}),
+    "tag parts of speech": Case("tag", [tagged(i, chunks=False) for i in range(8)]),
+    "tag windows": Case("tag", [tagged(i, 38) for i in range(8)], {"stride": 5, "word": "mean"}),
+    "answer": Case("answer", [question(i) for i in range(8)], steps=120),
+    "answer or none": Case("answer", [question(i, answerable=i % 4 != 3) for i in range(8)], steps=120),
+    "answer windows": Case("answer", [question(i, 38) for i in range(8)], {"stride": 10}, steps=120),
+    "choose": Case("choose", [choice(i) for i in range(8)], steps=100),
+}

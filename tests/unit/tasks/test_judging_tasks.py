@@ -1,0 +1,233 @@
+"""Tasks that judge whole texts: classes, numbers, several labels, choices; and the benchmarks' own settings."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import qkv
+from qkv.data.examples import Choice, Label, Labelled, Span
+from qkv.data.tasks import read
+from qkv.data.tasks.formats import FORMATS
+from qkv.errors import InputError
+from qkv.tasks import find, texts
+from qkv.tasks.benchmarks import USUAL, usual
+from qkv.tasks.task import put_on, score
+
+sys.path.append(str(Path(__file__).parents[1] / "weights"))
+from checkpoints import checkpoint
+
+LABELS = ("bad", "good", "so so")
+
+
+def text(label: Label = None, said: str = "the cat", second: str | None = None, **others: object) -> Labelled:
+    return Labelled(said, "file:3", second, label, **others)
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> qkv.Loaded:
+    return qkv.load(checkpoint(tmp_path_factory.mktemp("judge"), "sequence"))
+
+
+# ---- several labels -------------------------------------------------------------------------------------------------
+
+
+def test_each_label_is_a_target_of_its_own(words: qkv.Loaded) -> None:
+    task = find("label")
+    examples = [text(("good", "bad")), text(()), text("so so")]
+    assert task.labels(examples) == LABELS
+    batch = task.prepare(task.ask(examples, words.source, LABELS, 16), True)
+    assert batch.labels.tolist() == [[1, 1, 0], [0, 0, 0], [0, 0, 1]]
+
+
+def test_a_label_counts_from_the_threshold_on(words: qkv.Loaded) -> None:
+    (one,) = find("label").ask([text()], words.source, LABELS, 16)
+    logits = torch.logit(torch.tensor([[0.2, 0.45, 0.9]]))
+    assert find("label").read([(one, logits)], text(), LABELS) == {"so so"}
+    assert find("label", threshold=0.4).read([(one, logits)], text(), LABELS) == {"good", "so so"}
+    assert find("label", threshold=0.95).read([(one, logits)], text(), LABELS) == frozenset()
+
+
+def test_sets_of_labels_are_scored_by_f1_and_as_a_whole() -> None:
+    said = [frozenset({"good"}), frozenset(), frozenset({"bad", "good"})]
+    found = score(find("label"), said, [text(("good",)), text(()), text(("bad",))], LABELS)
+    assert found["accuracy"] == pytest.approx(2 / 3)
+    assert found["f1_micro"] == pytest.approx(4 / 5)
+    assert found["f1_macro"] == pytest.approx((2 / 3 + 1 + 0) / 3)
+
+
+def test_predict_lists_the_labels_above_the_threshold(tmp_path: Path) -> None:
+    fresh = qkv.load(checkpoint(tmp_path / "one", "sequence"))
+    put_on(find("label"), fresh.model)
+    qkv.save(fresh, tmp_path / "several")
+    loaded = qkv.load(tmp_path / "several")
+    frame = loaded.source.frame("a cat sat")
+    with torch.no_grad():
+        ids = qkv.Ragged.of(torch.tensor(frame.ids), [len(frame.ids)])
+        chances = torch.sigmoid(loaded.model(ids, torch.tensor(frame.segments))[0])
+    middle = float(chances.sort().values[1])
+    (found,) = qkv.predict(loaded, ["a cat sat"], qkv.Decoding(threshold=middle - 1e-4))
+    wanted = sorted(zip(chances.tolist(), LABELS, strict=True), reverse=True)[:2]
+    assert [p.text for p in found] == [name for _, name in wanted]
+    assert [p.score for p in found] == pytest.approx([math.log(chance) for chance, _ in wanted], abs=1e-5)
+    assert qkv.predict(loaded, ["a cat sat"], qkv.Decoding(threshold=1.0)) == [[]]
+
+
+@pytest.mark.parametrize("threshold", [-0.1, 1.2])
+def test_a_threshold_is_a_probability(threshold: float, words: qkv.Loaded) -> None:
+    with pytest.raises(InputError, match="threshold"):
+        qkv.predict(words, ["a cat"], qkv.Decoding(threshold=threshold))
+    with pytest.raises(InputError, match=r"task\.threshold"):
+        find("label", threshold=threshold)
+
+
+# ---- numbers --------------------------------------------------------------------------------------------------------
+
+
+def test_numbers_are_learned_as_they_are(words: qkv.Loaded) -> None:
+    task = find("rate")
+    assert task.labels([text(2.5), text(4.0)]) == ("score",)
+    batch = task.prepare(task.ask([text(2.5), text(4.0)], words.source, ("score",), 16), True)
+    assert batch.labels.tolist() == [2.5, 4.0]
+    total, targets = task.loss(torch.tensor([[2.0], [7.0]]), batch)
+    assert (float(total), targets) == (9.25, 2)
+
+
+# ---- choices --------------------------------------------------------------------------------------------------------
+
+
+def test_each_option_is_a_sequence_with_its_context(words: qkv.Loaded) -> None:
+    (one,) = find("choose").ask([Choice("the cat", ("sat", "a mat"), 1, "c", "on")], words.source, (), 16)
+    assert [words.source.tokens(sequence) for sequence in one.sequences] == [
+        ["[CLS]", "the", "cat", "[SEP]", "on", "sat", "[SEP]"],
+        ["[CLS]", "the", "cat", "[SEP]", "on", "a", "mat", "[SEP]"],
+    ]
+    assert list(one.segments[0]) == [0, 0, 0, 0, 1, 1, 1]
+    assert one.labels == (1.0,)
+    assert one.rows(at_each_token=False) == 2
+
+
+def test_examples_may_have_different_numbers_of_options(words: qkv.Loaded) -> None:
+    task = find("choose")
+    examples = [Choice("the cat", ("sat", "on", "a"), 2, "c"), Choice("the", ("cat", "dog"), 0, "c")]
+    batch = task.prepare(task.ask(examples, words.source, (), 16), True)
+    assert batch.choices == (3, 2)
+    logits = torch.tensor([[0.0], [1.0], [2.0], [3.0], [3.0]])
+    wanted = -torch.log_softmax(torch.tensor([0.0, 1.0, 2.0]), 0)[2] + torch.log(torch.tensor(2.0))
+    assert float(task.loss(logits, batch).total) == pytest.approx(float(wanted))
+
+
+@pytest.mark.parametrize(
+    ("example", "said"),
+    [
+        (Choice("the", (), None, "file:3"), "file:3: there are no options"),
+        (Choice("the", ("a", " "), None, "file:3"), "file:3: an option is empty"),
+        (Choice("the", ("a", "cat"), 2, "file:3"), "file:3: the answer is 2, but the options are 0 to 1"),
+        (Choice("the", ("a", "cat"), -1, "file:3"), "file:3: the answer is -1"),
+    ],
+)
+def test_bad_choices_are_named(example: Choice, said: str, words: qkv.Loaded) -> None:
+    with pytest.raises(InputError, match=said):
+        find("choose").ask([example], words.source, (), 16)
+
+
+# ---- what all share -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("task", "example", "said"),
+    [
+        ("classify", text("awful"), "file:3: label 'awful' was never seen in training"),
+        ("classify", text(3.0), "file:3: the label 3.0 is not one class; see the task rate"),
+        ("classify", text(("good", "bad")), "is not one class; see the task label"),
+        ("classify", text("good", " "), "file:3: the text is empty"),
+        ("label", text(("good", "awful")), "file:3: label 'awful' was never seen in training"),
+        ("label", text(1.5), "file:3: the label 1.5 is a number"),
+        ("rate", text("good"), "file:3: the label 'good' is no number"),
+        ("rate", text(1.0, ""), "file:3: the text is empty"),
+    ],
+)
+def test_bad_examples_are_named(task: str, example: Labelled, said: str, words: qkv.Loaded) -> None:
+    with pytest.raises(InputError, match=said):
+        find(task).ask([text(), example], words.source, LABELS, 16)
+
+
+@pytest.mark.parametrize("task", ["classify", "label", "rate"])
+def test_a_long_text_is_cut_and_said_or_refused(task: str, words: qkv.Loaded) -> None:
+    long = text(None, "the cat " * 20, "a dog")
+    (one,) = find(task).ask([long], words.source, LABELS, 12)
+    assert one.cut
+    assert one.length == 12
+    assert words.source.tokens(one.sequences[0])[-4:] == ["[SEP]", "a", "dog", "[SEP]"]
+    with pytest.raises(InputError, match=r"file:3: 45 tokens.*task\.too_long"):
+        find(task, too_long="refuse").ask([long], words.source, LABELS, 12)
+
+
+def test_more_texts_than_are_framed_at_once_keep_their_numbers(
+    words: qkv.Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(texts, "_TOGETHER", 3)
+    asked = find("classify").ask([text(said="cat " * (1 + i)) for i in range(8)], words.source, LABELS, 16)
+    assert [(one.example, one.length) for one in asked] == [(i, i + 3) for i in range(8)]
+
+
+# ---- GLUE and SuperGLUE ---------------------------------------------------------------------------------------------
+
+
+def test_spans_are_marked_in_both_texts() -> None:
+    spans = (Span(4, 7), Span(8, 11), Span(0, 1, second=True))
+    example = text(None, "the cat sat", "a dog", spans=spans)
+    assert texts.given(example, mark=True) == ("the *cat* #sat#", "*a* dog")
+    assert texts.given(example) == ("the cat sat", "a dog")
+    glued = text(None, "the cat", spans=(Span(4, 5), Span(5, 7)))
+    assert texts.given(glued, mark=True) == "the *c*#at#"
+
+
+def test_a_span_outside_its_text_is_named() -> None:
+    with pytest.raises(InputError, match="file:3: the span 4–9 lies outside its text"):
+        texts.given(text(None, "the cat", spans=(Span(4, 9),)), mark=True)
+
+
+def test_multirc_has_the_f1_of_answers_and_the_exact_match_of_questions() -> None:
+    task = find("classify", **usual("superglue:MultiRC", "classify"))
+    examples = [text(label, group=group) for label, group in (("true", "1"), ("false", "1"), ("true", "2"))]
+    labels = task.labels(examples)
+    found = score(task, ["true", "true", "true"], examples, labels)
+    assert found["exact"] == 0.5
+    assert found["f1"] == pytest.approx(0.8)
+    assert task.decides(labels) == "f1"
+
+
+def test_benchmarks_settings_are_settings_of_their_tasks() -> None:
+    for name, (task, settings) in USUAL.items():
+        assert name in FORMATS
+        assert find(task, **usual(name.lower(), task)) == find(task, **settings)
+    assert usual("glue:CoLA", "label") == {}
+    assert usual("csv", "classify") == {}
+
+
+def test_a_positive_class_that_nobody_has_is_named() -> None:
+    with pytest.raises(InputError, match=r"task\.positive: no example has the label 'god'.*good"):
+        find("classify", positive="god").labels([text("good"), text("bad")])
+
+
+def test_copa_and_record_read_from_their_files_are_asked(words: qkv.Loaded, tmp_path: Path) -> None:
+    copa = '{"premise": "the cat", "choice1": "a dog", "choice2": "the mat", "question": "cause", "label": 1, "idx": 0}'
+    (tmp_path / "copa.jsonl").write_text(copa + "\n")
+    (one,) = find("choose").ask(read("superglue:COPA", tmp_path / "copa.jsonl"), words.source, (), 16)
+    assert (len(one.sequences), one.labels) == (2, (1.0,))
+    record = (
+        '{"passage": {"text": "a cat sat on the mat", "entities": [{"start": 2, "end": 4}, {"start": 17, "end": 19}]}, '
+        '"qas": [{"query": "the @placeholder sat", "answers": [{"start": 2, "end": 4}], "idx": 0}], "idx": 1}'
+    )
+    (tmp_path / "record.jsonl").write_text(record + "\n")
+    (question,) = read("superglue:ReCoRD", tmp_path / "record.jsonl")
+    task = find("answer")
+    (one,) = task.ask([question], words.source, (), 32)
+    found = task.read([(one, torch.randn(one.length, 2))], question, ())
+    assert {stretch.text for stretch in found.best} == {"cat", "mat"}
+    assert score(task, [found], [question], ())["exact"] == (100.0 if found.text == "cat" else 0.0)

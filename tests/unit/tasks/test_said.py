@@ -1,0 +1,125 @@
+"""What a model says of an example beside the plain prediction: probabilities, and places in its text."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.append(str(Path(__file__).parent))
+from task_models import CASES, learn, model
+
+from qkv.errors import InputError
+from qkv.evaluate.report import without_truth
+from qkv.tasks import find
+from qkv.tasks.said import example_of, say, settled, shown
+from qkv.tasks.task import predict
+
+
+def learned(name: str, length: int = 48) -> tuple[Any, Any, list[Any]]:
+    """A task, a model that knows its examples, and these."""
+    case = CASES[name]
+    task = case.make()
+    loaded = model(task, task.labels(case.examples), length)
+    learn(task, loaded, case.examples, case.steps)
+    return task, loaded, case.examples
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_task_says_what_its_metrics_take_and_how_sure_it_is(name: str) -> None:
+    case = CASES[name]
+    task = case.make()
+    loaded = model(task, task.labels(case.examples))
+    asked = [without_truth(example) for example in case.examples] if name != "classify marked" else case.examples
+    said = say(task, loaded, asked, best=3)
+    assert [one.prediction for one in said] == predict(task, loaded, asked)
+    for one in said:
+        assert one.confidence is None if task.name == "rate" else 0 <= one.confidence <= 1
+        assert isinstance(one.line, str)
+        assert one.told
+
+
+def test_entities_stand_where_their_characters_are() -> None:
+    task, loaded, examples = learned("tag")
+    found = [entity for one, example in zip(say(task, loaded, examples), examples, strict=True)
+             for entity in _checked(one.told["entities"], example.text)]  # fmt: skip
+    assert {entity["type"] for entity in found} == {"PER", "LOC"}
+    assert all(0 < entity["probability"] <= 1 for entity in found)
+
+
+def _checked(entities: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
+    assert all(text[one["begin"] : one["end"]] == one["text"] for one in entities)
+    return entities
+
+
+def test_tags_that_are_no_chunks_are_told_word_by_word() -> None:
+    task, loaded, examples = learned("tag parts of speech")
+    told = say(task, loaded, examples[:1])[0].told
+    assert [word["tag"] for word in told["words"]] == list(examples[0].tags)
+    assert "entities" not in told
+
+
+def test_the_confidence_in_a_wrong_sentence_is_that_of_its_surest_wrong_word() -> None:
+    task, loaded, examples = learned("tag")
+    one = say(task, loaded, examples[:1])[0]
+    truth = list(one.prediction)
+    assert one.surest_mistake(truth) == one.confidence
+    truth[2] = "another"
+    assert one.surest_mistake(truth) == one.words[2]
+
+
+@pytest.mark.parametrize("name", ["answer", "answer windows"])
+def test_answers_stand_where_their_characters_are(name: str) -> None:
+    task, loaded, examples = learned(name)
+    for one, example in zip(say(task, loaded, examples, best=3), examples, strict=True):
+        for told in [one.told, *one.told["answers"]]:
+            assert example.context[told["begin"] : told["end"]] == told["answer"] != ""
+        chances = [told["probability"] for told in one.told["answers"]]
+        assert chances == sorted(chances, reverse=True)
+        assert one.span == (one.told["begin"], one.told["end"])
+
+
+def test_where_questions_may_have_no_answer_the_score_for_that_decides() -> None:
+    task, loaded, examples = learned("answer or none")
+    truths = [task.truth(example) for example in examples]
+    said = settled(task, say(task, loaded, examples), truths)
+    for one in said:
+        nothing = one.told["no_answer"] > 0
+        assert (one.told["answer"] == "") == nothing == (one.span is None)
+    assert any(one.told["answer"] == "" for one in said)
+    assert all(one.told["answer"] for one in settled(task, say(task, loaded, examples), ["an answer"] * len(examples)))
+
+
+def test_the_probabilities_of_options_are_in_their_order() -> None:
+    task, loaded, examples = learned("choose")
+    for one, example in zip(say(task, loaded, examples, best=2), examples, strict=True):
+        chances = one.told["probabilities"]
+        assert len(chances) == len(example.options)
+        assert sum(chances) == pytest.approx(1)
+        assert one.told["choice"] == chances.index(max(chances))
+        assert one.line == example.options[one.told["choice"]]
+
+
+@pytest.mark.parametrize(
+    ("task", "line", "said"),
+    [
+        ("classify", "a\tb\tc", "one text or two, not 3"),
+        ("tag", "a\tb", "takes one text, not 2"),
+        ("answer", "a question", "a question and a text"),
+        ("choose", "a text", "a text and its choices"),
+        ("rate", "a\t ", "is empty"),
+    ],
+)
+def test_a_line_that_is_no_example_is_named(task: str, line: str, said: str) -> None:
+    with pytest.raises(InputError, match=f"file:3: .*{said}"):
+        example_of(find(task), line, "file:3")
+
+
+@pytest.mark.parametrize(
+    ("task", "line"),
+    [("classify", "a\tb"), ("rate", "a b"), ("tag", "Ann, here."), ("answer", "a\tb"), ("choose", "a\tb\tc")],
+)
+def test_a_line_is_an_example_and_back(task: str, line: str) -> None:
+    assert shown(example_of(find(task), line, "")) == line

@@ -1,0 +1,73 @@
+"""Tiny models to start from and a few hundred reviews to learn: a word decides how many stars one gives."""
+
+from __future__ import annotations
+
+import csv
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from qkv import families
+from qkv.nn import build
+from qkv.text.tokeniser import train_tokeniser
+from qkv.weights import Loaded, save
+
+GOOD, BAD = ("good", "lovely", "fine", "great"), ("bad", "awful", "poor", "sad")
+REST = ("the", "a", "this", "cat", "dog", "house", "tea", "is", "was")
+SIZES = {"width": 32, "heads": 2, "layers": 2, "hidden": 48, "length": 32}
+OWN = {"gpt2": {"hidden": None}, "t5": {"key": 8, "decoder_layers": 2}, "rnn": {"heads": 1, "hidden": 32}}
+OWN["bart"] = {"decoder_layers": 2, "decoder_heads": 2, "decoder_hidden": 48}
+
+
+def reviews(count: int = 120, seed: int = 3) -> list[tuple[str, str]]:
+    chance = random.Random(seed)
+    found = []
+    for number in range(count):
+        words = [chance.choice(REST) for _ in range(chance.randint(2, 7))]
+        good = number % 2
+        words.insert(chance.randrange(len(words)), chance.choice(GOOD if good else BAD))
+        found.append((" ".join(words), "5" if good else "1"))
+    return found
+
+
+def write_reviews(path: Path, count: int = 120, extra: list[tuple[str, str]] | None = None) -> Path:
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([("review", "stars"), *reviews(count), *(extra or [])])
+    return path
+
+
+def shape_of(family: str) -> Any:
+    module = families.family(family)
+    fields = {key: value for key, value in (SIZES | OWN.get(family, {})).items() if value is not None}
+    known = module.Shape.__dataclass_fields__
+    return module.Shape(**{key: value for key, value in fields.items() if key in known})
+
+
+def write_model(family: str, folder: Path) -> Path:
+    """A fresh model with a tokeniser of its family's kind."""
+    module = families.family(family)
+    lines = [text for text, _ in reviews()] * 3
+    tokeniser = train_tokeniser(module.TEMPLATE.kind, lines, size=400, template=module.TEMPLATE)
+    torch.manual_seed(5)
+    sides = {side: tokeniser.size for side in ("source", "target") if side in module.spec.__kwdefaults__}
+    save(Loaded(build(module.spec(shape_of(family), **sides)), tokeniser, tokeniser), folder)
+    return folder
+
+
+def recipe_text(start: Path | None, data: Path, **sections: Any) -> str:
+    """A recipe that classifies the reviews in a few steps."""
+    plain: dict[str, Any] = {
+        "task": "classify",
+        "model": {"from": str(start)},
+        "data": {"format": "csv", "train": str(data), "columns": {"text": "review", "label": "stars"}},
+        "train": {"steps": 6, "batch_tokens": 256, "learning_rate": 0.003, "schedule": "linear", "warmup": 0.2},
+        "valid": {"every": 3},
+    }
+    plain["data"]["hold_out"] = {"valid": 0.25}
+    plain["train"]["log_every"] = 2
+    for name, section in sections.items():
+        plain[name] = plain.get(name, {}) | section if isinstance(section, dict) and name != "model" else section
+    return yaml.safe_dump(plain)

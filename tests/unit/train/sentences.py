@@ -1,0 +1,147 @@
+"""A small translation task, made here: sentences of which every word has one other; and tiny pretrained models."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+from pathlib import Path
+
+import sentencepiece
+import torch
+
+from qkv import Loaded, build, families, save
+from qkv.families import bart, marian, t5
+from qkv.text.huggingface import read_tokenisers
+from qkv.text.tokeniser import Tokeniser, train_tokeniser
+
+WORDS = {"a": "ein", "man": "Mann", "dog": "Hund", "sees": "sieht", "„Café“": "„Kaffee“", "runs": "rennt", "old": "alt"}
+
+RECIPE = """
+data: {{format: aligned, train: [{folder}/train.en, {folder}/train.de], valid: [{folder}/valid.en, {folder}/valid.de],
+  test: [{folder}/valid.en, {folder}/valid.de]}}
+{text}
+model: {model}
+train: {{steps: 6, batch_tokens: 400, log_every: 3, warmup: 2, learning_rate: 0.01}}
+valid: {{every: 3, metric: bleu}}
+test: {{metrics: [bleu, chrf]}}
+seed: 3
+"""
+TEXT = "text: {source: {kind: bpe, size: 300}, joint: true}"
+FRESH = "{family: transformer, size: tiny, width: 16, heads: 2, layers: 1, hidden: 32, length: 64, shared: true}"
+
+
+def sentence(chance: random.Random) -> list[str]:
+    return [chance.choice(list(WORDS)) for _ in range(chance.randint(2, 6))]
+
+
+def write_files(folder: Path, train: int = 60, valid: int = 8) -> None:
+    """Aligned files of two sides."""
+    chance = random.Random(7)
+    for part, count in (("train", train), ("valid", valid)):
+        rows = [sentence(chance) for _ in range(count)]
+        (folder / f"{part}.en").write_text("".join(" ".join(row) + ".\n" for row in rows), encoding="utf-8")
+        told = (" ".join(WORDS[word] for word in row) for row in rows)
+        (folder / f"{part}.de").write_text("".join(f"{line}.\n" for line in told), encoding="utf-8")
+
+
+def write_summaries(folder: Path) -> None:
+    """SciTLDR's form: sentences of a document, several summaries of it."""
+    chance = random.Random(8)
+    for part, count in (("train", 20), ("dev", 5), ("test", 5)):
+        rows = [[" ".join(sentence(chance)) + "." for _ in range(4)] for _ in range(count)]
+        told = [{"source": row, "target": [row[0], row[1]]} for row in rows]
+        (folder / f"{part}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in told), encoding="utf-8")
+
+
+def write_recipe(folder: Path, model: str = FRESH, text: str = TEXT) -> Path:
+    """Files and a recipe; gives its path."""
+    write_files(folder)
+    path = folder / "recipe.yaml"
+    path.write_text(RECIPE.format(folder=folder, model=model, text=text), encoding="utf-8")
+    return path
+
+
+def pretrained(folder: Path, family: str) -> Path:
+    """A tiny T5, BART or Marian with its own tokenisers, as if somebody had pretrained it."""
+    source, target = tokenisers(folder, family)
+    sizes = {"source": source.size, "target": target.size}
+    torch.manual_seed(2)
+    if family == "t5":
+        shape = t5.Shape(width=16, heads=2, key=8, layers=1, hidden=24)
+        made = t5.spec(shape, **{side: size + 3 for side, size in sizes.items()})  # more rows than tokens, as theirs
+    elif family == "bart":
+        made = bart.spec(bart.Shape(width=16, length=48, **HALVES), **sizes)
+    else:
+        assert target.pad is not None
+        assert target.end is not None
+        made = marian.spec(marian.Shape(width=16, length=48, **HALVES), **sizes, start=target.pad, end=target.end)
+    save(Loaded(build(made), source, target), folder)
+    return folder
+
+
+HALVES = {"heads": 2, "layers": 1, "hidden": 24, "decoder_heads": 2, "decoder_layers": 1, "decoder_hidden": 24}
+
+
+def tokenisers(folder: Path, family: str) -> tuple[Tokeniser, Tokeniser]:
+    """Those of a family, trained on the words; Marian's cut each side by a model of its own."""
+    lines = [f"{one} {other}." for one, other in WORDS.items()] * 3 + ["translate English to German: summarize:"]
+    if family != "marian":
+        kind, template, size = ("unigram", t5.TEMPLATE, 170) if family == "t5" else ("byte_bpe", bart.TEMPLATE, 300)
+        both = train_tokeniser(kind, lines, size=size, template=template)
+        return both, both
+    names, files = ["</s>", "<unk>"], folder.with_name(f"{folder.name}-files")
+    files.mkdir()
+    for side, words in (("source", WORDS), ("target", WORDS.values())):
+        model = io.BytesIO()
+        text = iter([*(f"{word} {word}." for word in words), lines[-1]] * 5)
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=text, model_writer=model, vocab_size=60, hard_vocab_limit=False, minloglevel=2
+        )
+        (files / f"{side}.spm").write_bytes(model.getvalue())
+        found = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+        names += [found.id_to_piece(number) for number in range(3, found.get_piece_size())]
+    numbered = {name: number for number, name in enumerate([*dict.fromkeys(names), "<pad>"])}
+    (files / "vocab.json").write_text(json.dumps(numbered), encoding="utf-8")
+    found = read_tokenisers(files, marian.TEMPLATE, families.templates())
+    assert found is not None
+    return found
+
+
+def framed(tokeniser: Tokeniser, text: str) -> list[int]:
+    return tokeniser.frame(text).ids
+
+
+def summaries(folder: Path) -> Path:
+    """A recipe that learns to sum up, from a pretrained T5."""
+    write_summaries(folder)
+    recipe = write_recipe(folder, f"{{from: {pretrained(folder / 't5', 't5')}}}", "")
+    text = recipe.read_text("utf-8")
+    begin, end = text.index("data:"), text.index("model:")
+    limits = "too_long: truncate, source_length: 12, target_length: 9"
+    data = f"data: {{format: scitldr, train: {folder}, prefix: 'summarize: ', {limits}}}\n"
+    recipe.write_text((text[:begin] + data + text[end:]).replace("metric: bleu", "metric: rougeL"), "utf-8")
+    return recipe
+
+
+def mixed(folder: Path, *, weights: tuple[float | None, float | None] = (None, None)) -> Path:
+    """A recipe of two sets under their prefixes, from a pretrained T5."""
+    write_files(folder)
+    write_summaries(folder)
+    model = pretrained(folder / "t5", "t5")
+    recipe = folder / "mix.yaml"
+    one, other = ("" if weight is None else f", weight: {weight}" for weight in weights)
+    recipe.write_text(
+        f"""
+data:
+  mix:
+    - {{format: aligned, train: [{folder}/train.en, {folder}/train.de], prefix: "translate English to German: ",
+       valid: [{folder}/valid.en, {folder}/valid.de], test: [{folder}/valid.en, {folder}/valid.de]{one}}}
+    - {{name: tldr, format: scitldr, train: {folder}, prefix: "summarize: "{other}}}
+model: {{from: {model}}}
+train: {{steps: 4, batch_tokens: 300, log_every: 2, warmup: 2, learning_rate: 0.01}}
+valid: {{every: 2, metric: chrf}}
+""",
+        "utf-8",
+    )
+    return recipe

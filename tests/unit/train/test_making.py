@@ -1,0 +1,134 @@
+"""A task without a recipe: what the command line makes of a file and a model, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from reviews import reviews, write_model, write_reviews
+
+sys.path.append(str(Path(__file__).parents[1] / "cli"))
+from test_cli import must_refuse, qkv
+
+from qkv.errors import InputError
+from qkv.train import read_recipe
+from qkv.train.making import made
+from qkv.weights import load
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("making")
+    write_reviews(folder / "mine.csv")
+    write_model("bert", folder / "bert")
+    return folder
+
+
+def command(home: Path, *words: object):
+    options = ["--task", "classify", "--data", "mine.csv", "--text", "review", "--label", "stars", "--from", "bert"]
+    return qkv("train", *options, *words, cwd=home)
+
+
+def test_a_person_s_own_file_is_learned_with_no_recipe(home):
+    done = command(home, "train.steps=4", "-o", "run")
+    assert done.returncode == 0, done.stderr
+    shown = yaml.safe_load(done.stdout.split("\n\n")[0])
+    assert shown["train"]["steps"] == 4
+    assert "epochs" not in shown["train"]
+    assert shown["data"]["hold_out"] == {"valid": 0.1}
+    assert load(home / "run").model.spec.head.labels == ("1", "5")
+    (home / "again.yaml").write_text(done.stdout.split("\n\n")[0])
+    assert read_recipe(home / "again.yaml") == read_recipe(home / "run" / "recipe.yaml")
+
+
+def test_what_is_shown_can_be_changed_and_run_again(home):
+    done = command(home, "train.steps=2", "tune.adapters.rank=2", "-o", "first")
+    (home / "shown.yaml").write_text(done.stdout.split("\n\n")[0])
+    again = qkv("train", "shown.yaml", "train.steps=3", "-o", "second", cwd=home)
+    assert again.returncode == 0, again.stderr
+    assert (home / "second" / "adapter.safetensors").is_file()
+
+
+def test_small_sets_are_seen_more_often_and_small_models_learn_faster(home, tmp_path):
+    raw = made("classify", str(home / "mine.csv"), str(home / "bert"), columns={"text": "review", "label": "stars"})
+    assert (raw["train"]["epochs"], raw["train"]["learning_rate"]) == (20, 3e-4)
+    write_reviews(tmp_path / "large.csv", 30_000)
+    raw = made("classify", str(tmp_path / "large.csv"), str(home / "bert"), ["tune.features=mix"],
+               columns={"text": "review", "label": "stars"})  # fmt: skip
+    assert (raw["train"]["epochs"], raw["train"]["learning_rate"]) == (3, pytest.approx(3e-3))
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "format"),
+    [
+        ("classify", "a.csv", "csv"),
+        ("classify", "a.tsv.gz", "tsv"),
+        ("rate", "a.jsonl", "jsonl"),
+        ("tag", "a.conllu", "conllu"),
+        ("tag", "a.conll", "conll"),
+        ("tag", "a.jsonl", "words"),
+        ("answer", "a.json", "squad"),
+        ("choose", "a.jsonl", "choices"),
+    ],
+)
+def test_a_files_ending_tells_its_format(task, name, format):
+    from qkv.train.making import _format
+
+    assert _format(task, Path(name)) == format
+
+
+def test_a_folder_has_its_own_parts_or_a_tenth_is_held_out(home, tmp_path):
+    for part in ("train", "dev"):
+        write_reviews(tmp_path / f"{part}.csv")
+    given = {"format": "csv", "columns": {"text": "review", "label": "stars"}}
+    raw = made("classify", str(tmp_path), str(home / "bert"), **given)
+    assert "hold_out" not in raw["data"]
+    (tmp_path / "dev.csv").unlink()
+    raw = made("classify", str(tmp_path), str(home / "bert"), **given)
+    assert raw["data"]["hold_out"] == {"valid": 0.1}
+    with pytest.raises(InputError, match="is a folder; say how its files are written"):
+        made("classify", str(tmp_path), str(home / "bert"))
+
+
+def test_bad_lines_are_skipped_counted_and_listed(home):
+    (home / "bad.csv").write_text((home / "mine.csv").read_text() + "one field\n,5\n")
+    options = ["--task", "classify", "--data", "bad.csv", "--text", "review", "--label", "stars", "--from", "bert"]
+    must_refuse(qkv("train", *options, "train.steps=2", "-o", "r", cwd=home), "bad.csv:122: 1 field where the table")
+    done = qkv("train", *options, "--skip-bad", "train.steps=2", "-o", "skipped", cwd=home)
+    assert done.returncode == 0, done.stderr
+    assert "2 examples were skipped:\n  bad.csv:122" in done.stdout
+    assert "bad.csv:123: the column 'review' is empty here" in done.stdout
+
+
+def test_other_columns_and_validation_files_are_named(home):
+    rows = [{"first": text, "other": "the tea", "y": label} for text, label in reviews(40)]
+    for name in ("pairs.jsonl", "held.jsonl"):
+        (home / name).write_text("\n".join(map(json.dumps, rows)))
+    done = qkv("train", "--task", "classify", "--data", "pairs.jsonl", "--valid", "held.jsonl", "--from", "bert",
+               "--column", "text=first", "--column", "second=other", "--column", "label=y", "train.steps=2",
+               "-o", "pairs", cwd=home)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    recipe = read_recipe(home / "pairs" / "recipe.yaml")
+    assert recipe.data.columns == {"text": "first", "second": "other", "label": "y"}
+    assert (recipe.data.valid, recipe.data.hold_out) == ("held.jsonl", {})
+
+
+def test_a_slip_on_the_command_line_is_one_line(home):
+    start = ["train", "--task", "classify", "--data", "mine.csv"]
+    must_refuse(qkv("train", cwd=home), "give a RECIPE, or --task")
+    must_refuse(qkv(*start, cwd=home), "give --from")
+    must_refuse(qkv("train", "--task", "classify", "--from", "bert", cwd=home), "give --data")
+    must_refuse(qkv("train", "r.yaml", "--data", "mine.csv", cwd=home), "leave out RECIPE, or --data")
+    must_refuse(qkv(*start, "r.yaml", "--from", "bert", cwd=home), "give a RECIPE or --task")
+    must_refuse(qkv(*start, "--from", "bert", cwd=home), "no column 'text'; the columns are: review, stars")
+    must_refuse(qkv(*start, "--from", "nowhere/at/all", "--text", "review", "--label", "stars", cwd=home), "no such")
+    must_refuse(qkv(*start, "--from", "bert", "--column", "text", cwd=home), "WHAT=NAME")
+    must_refuse(command(home, "--format", "csvv"), "data format 'csvv' is unknown")
+    must_refuse(command(home, "train.stepps=3"), "unknown key 'train.stepps'; did you mean 'steps'")
+    must_refuse(command(home, "--seeds", "1"), "give 2 or more")
+    must_refuse(command(home, "--seeds", "2", "--folds", "2"), "give one of the two")
+    must_refuse(qkv("train", "--task", "tag", "--data", "mine.csv", "--from", "bert", cwd=home), "give --format")
+    must_refuse(qkv("train", "--task", "clasify", "--data", "mine.csv", "--from", "bert", cwd=home), "did you mean")

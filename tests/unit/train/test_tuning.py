@@ -1,0 +1,408 @@
+"""Fine-tuning: every way of it learns, resumes to the bit and is saved; what contradicts itself is said."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from reviews import recipe_text, shape_of, write_model, write_reviews
+
+from qkv import families, spec
+from qkv.errors import InputError
+from qkv.nn import build
+from qkv.tasks.task import predict
+from qkv.train import fit, read_recipe
+from qkv.train.optimiser import below_the_head, optimiser
+from qkv.train.sections import Training, Tuning
+from qkv.train.task_data import read_part
+from qkv.train.tuning import prepare
+from qkv.weights import load, save
+from qkv.weights.adapters import merged
+from qkv.weights.file import load_tensors
+
+FAMILIES = ("bert", "gpt2", "roberta", "bart", "t5")
+WAYS = {
+    "all": [],
+    "head": ["tune.parts=head"],
+    "last": ["tune.features=last"],
+    "last_four": ["tune.features=last_four"],
+    "mix": ["tune.features=mix"],
+    "decay": ["tune.layer_decay=0.7"],
+    "adapters": ["tune.adapters={rank: 2, dropout: 0.1, matrices: [q, v, down]}"],
+    "balanced": ["tune.class_weights=balanced", "train.smoothing=0.1"],
+}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Path:
+    """A folder with reviews and a tiny model of each family."""
+    folder = tmp_path_factory.mktemp("tuning")
+    write_reviews(folder / "mine.csv")
+    for family in FAMILIES:
+        write_model(family, folder / family)
+    return folder
+
+
+def recipe_of(home: Path, family: str, *changes: str, **sections):
+    path = home / f"{family}.yaml"
+    path.write_text(recipe_text(home / family, home / "mine.csv", **sections))
+    return read_recipe(path, list(changes))
+
+
+def run_all(recipe, folder: Path) -> list:
+    return list(fit(recipe, folder, device="cpu"))
+
+
+def weights(folder: Path) -> bytes:
+    whole = folder / "model.safetensors"
+    return (whole if whole.is_file() else folder / "adapter.safetensors").read_bytes()
+
+
+def changed(folder: Path, base: Path) -> set[str]:
+    """Names of the parameters that a run has moved."""
+    before, after = load(base).model.state_dict(), load(folder).model.state_dict()
+    return {name for name in after if name not in before or not torch.equal(after[name], before[name])}
+
+
+# ---- what works -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_learns_to_classify(family, home, tmp_path):
+    recipe = recipe_of(home, family, "train.steps=80", "valid.every=40", "train.learning_rate=0.01")
+    finish = run_all(recipe, tmp_path / "run")[-1]
+    assert finish.values["accuracy"] > 0.9
+    loaded = load(tmp_path / "run")
+    assert loaded.model.spec.head.labels == ("1", "5")
+    work = prepare(recipe, tmp_path / "nowhere")
+    right = [said == work.task.truth(one) for said, one in zip(predict(work.task, loaded, work.valid), work.valid)]  # noqa: B905
+    assert sum(right) / len(right) == pytest.approx(finish.values["accuracy"])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_resumes_to_the_bit(way, home, tmp_path):
+    recipe = recipe_of(home, "bert", "train.save_every=1", *WAYS[way])
+    run_all(recipe, tmp_path / "whole")
+    stopped = fit(recipe, tmp_path / "cut", device="cpu")
+    for _ in range(3):
+        next(stopped)
+    stopped.close()
+    assert not (tmp_path / "cut" / "model.safetensors").exists()
+    torch.manual_seed(99)  # the next process starts with another random state
+    run_all(recipe, tmp_path / "cut")
+    assert weights(tmp_path / "cut") == weights(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("way", ["head", "last", "last_four", "mix", "adapters"])
+def test_a_frozen_body_does_not_move(way, home, tmp_path):
+    run_all(recipe_of(home, "bert", *WAYS[way]), tmp_path / "run")
+    parts = {name.split(".")[0] for name in changed(tmp_path / "run", home / "bert")}
+    assert parts == {"head"} | ({"mix"} if way == "mix" else {"encoder"} if way == "adapters" else set())
+    if way == "adapters":
+        names = {n for n in changed(tmp_path / "run", home / "bert") if n.startswith("encoder")}
+        assert all(name.endswith((".into", ".back")) for name in names)
+
+
+@pytest.mark.parametrize("way", ["mix", "last_four"])
+@pytest.mark.parametrize("family", ["gpt2", "t5"])
+def test_features_are_read_from_every_kind_of_body(family, way, home, tmp_path):
+    run_all(recipe_of(home, family, *WAYS[way]), tmp_path / "run")
+    loaded = load(tmp_path / "run")
+    assert loaded.model.spec.read == way
+    with pytest.raises(InputError, match="Hugging Face has no form for that"):
+        save(loaded, tmp_path / "out", format="huggingface")
+    again = load(tmp_path / "run", head="token", labels=["a", "b", "c"])  # the body goes on under another head
+    assert (again.model.spec.read, again.model.spec.head.outputs) == ("last", 3)
+
+
+def test_epochs_shares_and_validations_become_steps(home, tmp_path):
+    recipe = recipe_of(home, "bert", "train={epochs: 1.5, batch_tokens: 256, warmup: 0.5, log_every: 1}", "valid={}")
+    records = run_all(recipe, tmp_path / "run")
+    note = next(record for record in records if record.kind == "note")
+    epoch = prepare(recipe, tmp_path / "nowhere").in_epoch()
+    steps = round(1.5 * epoch)
+    assert epoch > 2
+    assert note.values["steps"] == steps
+    assert [record.step for record in records if record.kind == "valid"] == [epoch, steps]
+    rates = [record.values["learning_rate"] for record in records if record.kind == "train"]
+    assert rates.index(max(rates)) + 1 == round(0.5 * steps)
+    assert read_recipe(tmp_path / "run" / "recipe.yaml") == recipe  # as the user said it, not in steps
+
+
+def test_patience_stops_a_run_that_gets_no_better(home, tmp_path):
+    changes = ["train.learning_rate=0", "train.steps=50", "valid.every=1", "valid.patience=3", "tune.parts=head"]
+    assert run_all(recipe_of(home, "bert", *changes), tmp_path / "run")[-1].step == 4
+
+
+def test_smoothing_is_the_loss_of_the_smoothed_labels(home, tmp_path):
+    first = {}
+    for share in (0.0, 0.4):
+        changes = [f"train.smoothing={share}", "train.steps=1", "train.log_every=1", "train.learning_rate=0"]
+        records = run_all(recipe_of(home, "roberta", *changes), tmp_path / str(share))
+        first[share] = next(record.values["loss"] for record in records if record.kind == "train")
+    assert first[0.4] != first[0.0]
+    assert prepare(recipe_of(home, "bert", "train.smoothing=0.4"), tmp_path).task.smoothing == 0.4
+
+
+# ---- rates by layer -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "rnn"])
+def test_each_layer_has_a_share_of_the_rate_of_the_one_above_it(family):
+    module = families.family(family)
+    model = build(module.spec(shape_of(family), head="sequence"))
+    opt = optimiser(model, Training(steps=1, weight_decay=0.1), Tuning(layer_decay=0.5))
+    shares = {id(p): group["share"] for group in opt.param_groups for p in group["params"]}
+    found = {name: shares[id(p)] for name, p in model.named_parameters()}
+    depth = 2
+    for name, share in found.items():
+        if name.startswith("head."):
+            assert share == 1, name
+        elif ".blocks." in name or ".layers." in name:
+            number = int(name.split(".")[2])
+            assert share == 0.5 ** (depth - number), name
+        elif name in ("encoder.norm.weight", "decoder.norm.weight", "decoder.norm.bias"):
+            assert share == 1, name
+        else:  # embeddings, and T5's distances
+            assert share == 0.5 ** (depth + 1), name
+    decays = {group["weight_decay"] for group in opt.param_groups}
+    assert decays == {0.0, 0.1}
+
+
+def test_the_rates_of_a_step_follow_their_shares(home, tmp_path):
+    recipe = recipe_of(home, "bert", "tune.layer_decay=0.5", "train.steps=1", "train.learning_rate=0.01",
+                       "train.warmup=0", "train.schedule=constant")  # fmt: skip
+    run_all(recipe, tmp_path / "run")
+    before, after = load(home / "bert").model.state_dict(), load(tmp_path / "run").model.state_dict()
+
+    def moved(name: str) -> float:
+        return float((after[name] - before[name]).abs().max())
+
+    lower, upper = (moved(f"encoder.blocks.{layer}.feedforward.up.weight") for layer in (0, 1))
+    assert upper == pytest.approx(0.005, rel=0.01)  # Adam's first step is as long as the rate
+    assert lower == pytest.approx(0.0025, rel=0.01)
+    assert moved("source.position.weight") == pytest.approx(0.00125, rel=0.01)
+
+
+def test_what_stands_on_the_body_has_the_whole_rate():
+    s = spec.Model(family="x", encoder=build(families.family("bert").spec(shape_of("bert"))).spec.encoder)
+    assert below_the_head(s, "mix.weights") == 0
+    assert below_the_head(s, "encoder.blocks.1.attention.q.into") == 1
+
+
+# ---- adapters -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def adapted(home, tmp_path):
+    recipe = recipe_of(home, "bert", *WAYS["adapters"], "train.steps=20", "valid.every=10")
+    run_all(recipe, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_a_run_with_adapters_is_a_small_file_beside_its_base(adapted, home):
+    assert not (adapted / "model.safetensors").exists()
+    tensors, _ = load_tensors(adapted / "adapter.safetensors")
+    assert all(name.startswith("head.") or name.endswith((".into", ".back")) for name in tensors)
+    notes = json.loads((adapted / "adapter.json").read_text())
+    assert notes["base"] == str(home / "bert")
+    assert run_all(read_recipe(adapted / "recipe.yaml"), adapted) == []  # it is finished
+    loaded = load(adapted)
+    assert loaded.model.spec.adapters == spec.Adapters(rank=2, dropout=0.1, matrices=("q", "v", "down"))
+    assert loaded.source is not None
+
+
+def test_a_merged_model_says_the_same_and_needs_no_base(adapted, home, tmp_path):
+    loaded = load(adapted)
+    work = prepare(recipe_of(home, "bert", *WAYS["adapters"]), tmp_path / "nowhere")
+    save(merged(loaded), tmp_path / "ours")
+    save(merged(loaded), tmp_path / "theirs", format="huggingface")
+    from qkv.tasks.task import logits_of
+
+    wanted = [rows for parts in logits_of(work.task, loaded, work.valid) for _, rows in parts]
+    for folder in ("ours", "theirs"):
+        plain = load(tmp_path / folder)
+        assert plain.model.spec.adapters is None
+        found = [rows for parts in logits_of(work.task, plain, work.valid) for _, rows in parts]
+        assert max(float((a - b).abs().max()) for a, b in zip(found, wanted, strict=True)) < 1e-5
+    with pytest.raises(InputError, match="no adapters to merge"):
+        merged(load(tmp_path / "ours"))
+    with pytest.raises(InputError, match="merge them"):
+        save(loaded, tmp_path / "out", format="huggingface")
+
+
+def test_an_adapted_model_goes_on_under_another_head_with_its_adapters_merged(adapted):
+    plain, again = merged(load(adapted)).model, load(adapted, head="token", labels=["a", "b"]).model
+    assert torch.equal(again.encoder.blocks[0].attention.q.weight, plain.encoder.blocks[0].attention.q.weight)
+    assert again.spec.head.kind == "token"
+
+
+def test_adapters_are_put_on_no_other_base(adapted, home, tmp_path):
+    notes = adapted / "adapter.json"
+    said = json.loads(notes.read_text())
+    notes.write_text(json.dumps(said | {"base": str(tmp_path / "gone")}))
+    with pytest.raises(InputError, match=r"its adapters sit on '.*gone', which cannot be loaded"):
+        load(adapted)
+    notes.write_text(json.dumps(said | {"base": str(home / "roberta")}))
+    with pytest.raises(InputError, match="trained on another model than"):
+        load(adapted)
+    shutil.copytree(home / "bert", tmp_path / "moved")
+    notes.write_text(json.dumps(said | {"base": str(tmp_path / "moved")}))
+    load(adapted)  # the same one, elsewhere
+    notes.write_text("{}")
+    with pytest.raises(InputError, match="does not name a base"):
+        load(adapted)
+
+
+def test_a_run_does_not_go_on_from_another_base(home, tmp_path):
+    shutil.copytree(home / "bert", tmp_path / "base")
+    (tmp_path / "r.yaml").write_text(recipe_text(tmp_path / "base", home / "mine.csv"))
+    recipe = read_recipe(tmp_path / "r.yaml", ["train.save_every=1", *WAYS["adapters"]])
+    stopped = fit(recipe, tmp_path / "cut", device="cpu")
+    for _ in range(3):
+        next(stopped)
+    stopped.close()
+    shutil.rmtree(tmp_path / "base")
+    torch.manual_seed(1)
+    other = load(home / "bert")
+    with torch.no_grad():
+        other.model.encoder.blocks[0].attention.k.weight.add_(1)
+    save(other, tmp_path / "base")
+    with pytest.raises(InputError, match="was begun on another model than"):
+        run_all(recipe, tmp_path / "cut")
+
+
+@pytest.mark.parametrize("change", ["train.recompute=true", "train.ema=0.9", "train.average=2", "train.accumulate=2"])
+def test_adapters_go_with_every_way_of_training(change, home, tmp_path):
+    recipe = recipe_of(home, "gpt2", "tune.adapters={rank: 2}", change, "train.save_every=1")
+    run_all(recipe, tmp_path / "whole")
+    stopped = fit(recipe, tmp_path / "cut", device="cpu")
+    for _ in range(3):
+        next(stopped)
+    stopped.close()
+    run_all(recipe, tmp_path / "cut")
+    assert weights(tmp_path / "cut") == weights(tmp_path / "whole")
+    assert load(tmp_path / "cut").model.spec.adapters is not None
+
+
+# ---- from nothing ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "rnn"])
+def test_a_model_is_learned_from_nothing_with_a_tokeniser_of_its_own(family, home, tmp_path):
+    fields = shape_of(family).__dict__ | {"family": family, "size": next(iter(families.family(family).SIZES))}
+    model = {key: value for key, value in fields.items() if value is not None}
+    model.pop("scaled_start", None)
+    train = {"steps": 60, "learning_rate": 0.01, "save_every": 10}
+    text = {"size": 400 if family == "gpt2" else 90}
+    recipe = recipe_of(home, family, model=model, text=text, train=train, valid={"every": 30})
+    finish = run_all(recipe, tmp_path / "whole")[-1]
+    assert finish.values["accuracy"] > 0.8
+    stopped = fit(recipe, tmp_path / "cut", device="cpu")
+    for _ in range(8):
+        next(stopped)
+    stopped.close()
+    run_all(recipe, tmp_path / "cut")
+    assert weights(tmp_path / "cut") == weights(tmp_path / "whole")
+    assert load(tmp_path / "whole").model.spec.encoder is not None or family == "gpt2"
+
+
+def test_a_bilstm_reads_its_states_by_attention_with_a_learned_query():
+    s = families.family("rnn").spec(shape_of("rnn"), source=50, head="sequence", labels=("a", "b", "c"))
+    assert (s.decoder, s.target, s.head.outputs) == (None, None, 3)
+    assert isinstance(s.head.pool, spec.Attention)
+    assert families.family("rnn").spec(shape_of("rnn"), source=50, head="token").head.kind == "token"
+    assert families.family("rnn").spec(shape_of("rnn")).decoder is not None
+
+
+# ---- folds ----------------------------------------------------------------------------------------------------------
+
+
+def test_each_example_is_held_out_in_one_fold(home):
+    recipe = recipe_of(home, "bert")
+    whole = {one.where for part in ("train", "valid") for one in read_part(recipe.data, part)}
+    seen: list[str] = []
+    for number in range(1, 5):
+        folded = recipe_of(home, "bert", "data.hold_out={}", f"data.fold=[{number}, 4]")
+        held, rest = ({one.where for one in read_part(folded.data, part)} for part in ("valid", "train"))
+        assert held | rest == whole
+        assert not held & rest
+        seen += held
+    assert sorted(seen) == sorted(whole)
+
+
+# ---- what is refused ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (["train.epochs=2"], "steps and epochs say the same thing twice"),
+        (["train.steps=null"], "'steps' is missing; give steps, or epochs"),
+        (["tune.parts=all", "tune.features=mix"], "features go with a body that stays as it is"),
+        (["tune.parts=all", "tune.adapters={}"], "adapters go with a body that stays as it is"),
+        (["tune.parts=head", "tune.adapters={}"], "parts: head trains nothing else"),
+        (["tune.features=mix", "tune.adapters={}"], "features are those of a body without adapters"),
+        (["tune.parts=head", "tune.layer_decay=0.9"], "layer_decay is about layers that are trained"),
+        (["tune.adapters={rank: 0}"], "key 'tune.adapters.rank' cannot be 0"),
+        (["tune.adapters={ranks: 2}"], "unknown key 'tune.adapters.ranks'; did you mean 'rank'"),
+        (["tune.adapters={matrices: [x]}"], "cannot be 'x'"),
+        (["tune.adapters={matrices: [gate]}"], "no block of this model has a layer 'gate'"),
+        (["tune.adapters={}", "train.spread=fsdp"], "train in copies, not in shards"),
+        (["data.fold=[3, 2]"], "fold is [which, of how many]"),
+        (["data.fold=[1, 2]"], "leave out data.valid and data.hold_out.valid"),
+        (["data.columns={text: reviews, label: stars}"], "no column 'reviews'; the columns are: review, stars"),
+        (["data.columns={texts: review}"], "has no column or option 'texts'"),
+        (["data.train=nowhere.csv"], "nowhere.csv: no such file"),
+        (["data.hold_out={}"], "the recipe has no 'valid' data"),
+        (["model={from: /nowhere/at/all}"], "/nowhere/at/all: no such folder"),
+        (["model={}"], "key 'model.family' is missing (or model.from, a model that is there)"),
+        (["model={family: transformer, size: tiny}", "text.size=90"], "transformer has no head for a task"),
+        (["model={family: bert, size: mini}"], "its own kind needs text.size"),
+        (["model={family: bert, size: mini}", "text.size=90", "tune.parts=head"], "of a fresh model everything has"),
+        (["text.size=90"], "a model that is there has its tokeniser"),
+        (["task=clasify"], "there is no 'clasify'; did you mean 'classify'"),
+        (["task={name: classify, metrics: f1}"], "task: classify:"),
+        (["valid.metric=acuracy"], "has no 'acuracy'; did you mean 'accuracy'"),
+        (["train.smoothing=0.1", "task={name: classify, smoothing: 0.2}"], "are one thing; leave out one"),
+        (["train.batch_tokens=4"], "set train.batch_tokens to"),
+        (["train.agree=1"], "go with pairs"),
+    ],
+)
+def test_a_slip_is_one_line(changes, said, home, tmp_path):
+    with pytest.raises(InputError) as found:
+        run_all(recipe_of(home, "bert", *changes), tmp_path / "run")
+    assert said in str(found.value)
+    assert "\n" not in str(found.value)
+    assert not (tmp_path / "run" / "last.safetensors").exists()
+
+
+def test_a_label_that_was_never_seen_is_named_or_skipped(home, tmp_path):
+    valid = write_reviews(tmp_path / "valid.csv", 12, [("a house 999", "3")])
+    changes = [f"data.valid={valid}", "data.hold_out={}"]
+    with pytest.raises(InputError, match=r"valid\.csv:14: label '3' was never seen in training; known: 1, 5"):
+        run_all(recipe_of(home, "bert", *changes), tmp_path / "run")
+    note = run_all(recipe_of(home, "bert", *changes, "data.skip_bad=true"), tmp_path / "run")[0]
+    assert note.samples[0].endswith("12 validation examples")
+    assert note.samples[-2] == "1 examples were skipped:"
+    assert "label '3' was never seen in training" in note.samples[-1]
+
+
+def test_a_head_that_a_family_lacks_is_named(home, tmp_path):
+    data = tmp_path / "choices.jsonl"
+    rows = [{"question": f"the cat {i}", "choices": ["sat", "ran"], "answer": i % 2} for i in range(40)]
+    data.write_text("\n".join(map(json.dumps, rows)))
+    changes = [f"data={{format: choices, train: {data}, hold_out: {{valid: 0.2}}}}", "task=choose"]
+    with pytest.raises(InputError) as found:
+        run_all(recipe_of(home, "t5", *changes), tmp_path / "run")
+    assert "choose needs a 'choice' head: this family has no 'choice'" in str(found.value)
+
+
+def test_a_model_without_a_tokeniser_is_named(home, tmp_path):
+    shutil.copytree(home / "bert", tmp_path / "mute")
+    (tmp_path / "mute" / "source.tokenizer.json").unlink()
+    with pytest.raises(InputError, match="mute: has no tokeniser; name a model that has one"):
+        run_all(recipe_of(home, "bert", f"model={{from: {tmp_path / 'mute'}}}"), tmp_path / "run")
