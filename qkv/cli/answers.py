@@ -13,7 +13,8 @@ from qkv.cli.options import load_model, one_of
 from qkv.cli.pairs import prefix_of, prefixed
 from qkv.cli.streams import Input
 from qkv.cli.tasks import trained_for
-from qkv.data.examples import Choice, Question
+from qkv.data.examples import Choice, Labelled, Question, Tagged
+from qkv.data.tags import cut
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
@@ -74,14 +75,21 @@ class TaskAnswers:
         self._cut = 0
 
     def __call__(self, inputs: Sequence[Input], first: int) -> list[list[str]]:  # noqa: ARG002  # nothing is drawn
-        from qkv.tasks.said import example_of, say
+        from qkv.tasks.said import say
 
-        examples = [
-            example_of(self._task, one.text, one.where) if one.example is None else one.example for one in inputs
-        ]
+        examples = [self._example(one) for one in inputs]
         said = say(self._task, self._loaded, examples, best=self._best, budget=_BUDGET)
         self._cut += sum(one.cut for one in said)
         return [self._lines(given.text, one) for given, one in zip(inputs, said, strict=True)]
+
+    def _example(self, one: Input) -> Any:
+        from qkv.tasks.said import example_of
+
+        if one.example is None:
+            return example_of(self._task, one.text, one.where)
+        if self._task.kind == "token" and isinstance(one.example, Labelled):  # its spans are what is asked for
+            return Tagged(one.example.text, *cut(one.example.text), None, one.where)
+        return one.example
 
     def _lines(self, text: str, said: Said) -> list[str]:
         if self._shape.as_json:

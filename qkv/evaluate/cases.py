@@ -56,7 +56,7 @@ def error(judged: Judged) -> float:
         return float(abs(said - right))
     if isinstance(example, Tagged):
         wrong = sum(one != other for one, other in zip(said, right, strict=True))
-        return wrong / max(len(right), 1)
+        return float(wrong / max(len(right), 1))
     if isinstance(said, Set) or isinstance(right, Set):
         return float(set(said) != set(right))
     return float(said != right)

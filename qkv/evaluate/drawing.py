@@ -44,19 +44,19 @@ def _cells(found: Confusion, i: int, place: tuple[float, float, int]) -> list[st
     left, top, cell = place
     total, out = found.totals[i], []
     for j, count in enumerate(found.table[i]):
-        share = count / total if total else 0.0
-        x, kind = left + cell * j, "hit" if i == j else "miss"
-        told = f"{found.labels[i]} → {found.labels[j]}: {count:,} ({share:.0%} of {total:,})"
-        # a single mistake among thousands must still be seen
-        ink = max(share, 0.08) if count else 0.0
+        x = left + cell * j
         square = f'x="{x:.1f}" y="{top:.1f}" width="{cell - 1}" height="{cell - 1}"'
-        out.append(f'<g><title>{escape(told)}</title><rect {square} class="empty"/>')
-        if count:
-            out.append(f'<rect {square} class="{kind}" fill-opacity="{ink:.2f}"/>')
-            shade = " on" if share > 0.55 else ""
-            x, y = x + (cell - 1) / 2, top + (cell - 1) / 2
-            out.append(f'<text x="{x:.1f}" y="{y:.1f}" class="count{shade}">{_count(count)}</text>')
-        out.append("</g>")
+        out.append(f'<rect {square} class="empty"/>')
+        if not count:
+            continue
+        share = count / total if total else 0.0
+        told = f"{found.labels[i]} → {found.labels[j]}: {count:,} ({share:.0%} of {total:,})"
+        kind, shade = "hit" if i == j else "miss", " on" if share > 0.55 else ""
+        # a single mistake among thousands must still be seen
+        out.append(f"<g><title>{escape(told)}</title>")
+        out.append(f'<rect {square} class="{kind}" fill-opacity="{max(share, 0.08):.2f}"/>')
+        x, y = x + (cell - 1) / 2, top + (cell - 1) / 2
+        out.append(f'<text x="{x:.1f}" y="{y:.1f}" class="count{shade}">{_count(count)}</text></g>')
     return out
 
 

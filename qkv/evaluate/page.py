@@ -15,7 +15,7 @@ from qkv.evaluate.drawing import chart, confusion_table, whisker
 from qkv.evaluate.metric import Figures
 from qkv.evaluate.report import Figure, Report, main_figures
 
-_TABLE = 30  # labels of the table of confusions
+_TABLE = 26  # labels of the table of confusions
 _MISTAKES = 15
 _ROWS = 24  # of the table of classes, above which it scrolls by itself
 _CASES = 15  # examples that are seen at once

@@ -3,7 +3,7 @@
 "Sequence to Sequence models: Attention Models" of the notes is this family: `attention: none` is its "simple
 translation model", the other values are its scores g(h, s). Under a head for sequences or tokens it is the encoder
 alone, a BiLSTM: "Use case #1: sequence classification with RNNs", whose attention has a learned query; with
-`attention: none` the last state stands for the sequence. It then reads text as BERT does, first token and all.
+`attention: none` the last state stands for the sequence.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Literal
 
 from qkv import spec as s
 from qkv.errors import InputError, nearest
-from qkv.families.bert import TEMPLATE as TEMPLATE
 
 PAPER = "Bahdanau et al. 2015"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from qkv.errors import InputError
 from qkv.train.sections import AnyRecipe, TaskRecipe
 from qkv.train.work import Work
 
@@ -15,8 +14,7 @@ def in_steps(recipe: AnyRecipe, work: Work) -> AnyRecipe:
 
     how = recipe.train
     if not isinstance(recipe, TaskRecipe) or not isinstance(work, TaskWork):
-        if how.steps is None:
-            raise InputError("train.epochs: goes with tasks; give train.steps here")
+        assert how.steps is not None  # epochs of others are refused as the recipe is read
         return replace(recipe, train=replace(how, warmup=_warmup(how.warmup, how.steps)))
     epoch = work.in_epoch()
     steps = max(1, round((how.epochs or 0) * epoch)) if how.steps is None else how.steps

@@ -13,7 +13,7 @@ from qkv.train.claim import RECIPE
 from qkv.train.pairs import read_part, tokenisers
 from qkv.train.reading import find_tokeniser, sized_spec, text_spec
 from qkv.train.recipe import model_spec, read_recipe
-from qkv.train.sections import PairRecipe, Recipe, TextRecipe
+from qkv.train.sections import PairRecipe, Recipe, TaskRecipe, TextRecipe
 from qkv.weights.folder import SOURCE, SPEC, TARGET
 from qkv.weights.hub import resolve
 from qkv.weights.huggingface import is_checkpoint, read_checkpoint
@@ -42,6 +42,8 @@ def measure(what: Path, changes: list[str], vocabulary: str | None) -> Measured:
         if recipe.text.size is not None:  # close enough, and nothing has to be read
             return _text(sized_spec(recipe, recipe.text.size), recipe)
         return _text(text_spec(recipe, find_tokeniser(recipe, what)), recipe)
+    if isinstance(recipe, TaskRecipe):
+        raise InputError(f"{what}: a task's model has a head for labels that are not read here; name its run's folder")
     if vocabulary is not None:
         source, target = _sizes(vocabulary)
         return _assumed(model_spec(recipe, source=source, target=target), recipe)
@@ -69,8 +71,8 @@ def _run(folder: Path, changes: list[str]) -> Measured:
         raise InputError(f"{folder}: not a model folder (it has neither {SPEC} nor config.json)")
     s = spec.from_json(path.read_text("utf-8"), str(path))
     recipe = read_recipe(folder / RECIPE) if (folder / RECIPE).is_file() else None
-    if recipe is None:
-        return _assumed(s, None)
+    if recipe is None or isinstance(recipe, TaskRecipe):
+        return _assumed(s, recipe)
     if isinstance(recipe, TextRecipe):
         return _text(s, recipe)
     try:

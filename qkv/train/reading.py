@@ -80,7 +80,8 @@ def find_tokeniser(recipe: TextRecipe, folder: Path) -> Tokeniser:
         yield from (document.text for document in Documents(recipe.data))
 
     try:
-        return chosen_tokeniser(recipe, folder, documents())
+        template = getattr(families.family(recipe.model["family"]), "TEMPLATE", None)
+        return chosen_tokeniser(recipe, folder, documents(), template)
     except InputError as error:
         if "no text to train" not in str(error):
             raise
@@ -88,8 +89,10 @@ def find_tokeniser(recipe: TextRecipe, folder: Path) -> Tokeniser:
         raise InputError(f"data.train: {_listed(recipe.data.train)}: no text to train on; give some{less}") from None
 
 
-def chosen_tokeniser(recipe: TextRecipe | TaskRecipe, folder: Path, texts: Iterable[str]) -> Tokeniser:
-    """The same for any texts, which are read only where one has to be trained."""
+def chosen_tokeniser(
+    recipe: TextRecipe | TaskRecipe, folder: Path, texts: Iterable[str], template: Template | None
+) -> Tokeniser:
+    """The same for any texts, which are read only where one of this template has to be trained."""
     if has_last(folder) and (folder / SOURCE).is_file():
         return Tokeniser.load(folder / SOURCE)
     text = recipe.text
@@ -97,7 +100,6 @@ def chosen_tokeniser(recipe: TextRecipe | TaskRecipe, folder: Path, texts: Itera
         if text.size is not None or text.lowercase is not None:
             raise InputError("text.tokenizer: a tokeniser that is there has its size and case; leave out those keys")
         return find_tokenisers(text.tokenizer)[0]
-    template: Template | None = getattr(families.family(recipe.model["family"]), "TEMPLATE", None)
     if template is None or text.size is None:
         said = "its own kind needs text.size" if template else f"{recipe.model['family']} has no kind of its own"
         raise InputError(f"text: no tokeniser; {said}; or name one under text.tokenizer (see qkv tokenizer train)")

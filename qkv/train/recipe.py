@@ -87,6 +87,8 @@ def from_plain(raw: dict[str, Any], where: str) -> AnyRecipe:
         # of a value that may be of several types, pydantic names the type behind the key
         key = ".".join(str(part) for part in first["loc"] if part != "str" and not str(part).startswith("list["))
         raise InputError(f"{where}: {_explain(key, first, kind)}") from None
+    if found.train.epochs is not None and not isinstance(found, TaskRecipe):
+        raise InputError(f"{where}: train.epochs: goes with tasks; give train.steps here")
     if isinstance(found, TextRecipe) and not found.objective.chosen:
         raise InputError(f"{where}: key 'objective' names none; known: causal, masked, denoise, span")
     return found

@@ -22,6 +22,7 @@ from qkv.data.examples import Examples, Labelled, Tagged
 from qkv.data.labels import check_labels
 from qkv.decode.frames import input_length
 from qkv.errors import InputError, nearest
+from qkv.families import bert
 from qkv.nn import build
 from qkv.nn.model import altered
 from qkv.objectives.label import judged
@@ -191,7 +192,8 @@ def _built(recipe: TaskRecipe, folder: Path, task: Task[Any], labels: tuple[str,
         raise InputError(f"model.family: {name} has no head for a task; try bert, roberta, gpt2 or rnn")
     if recipe.tune.frozen:
         raise InputError("tune: of a fresh model everything has to be trained; leave out what keeps its body as it is")
-    tokeniser = chosen_tokeniser(recipe, folder, texts(train))
+    template = getattr(module, "TEMPLATE", bert.TEMPLATE)  # a family that has none, the recurrent one, reads as BERT
+    tokeniser = chosen_tokeniser(recipe, folder, texts(train), template)
     given = {side: tokeniser.size for side in ("source", "target") if side in takes} | marks_of(recipe, tokeniser)
     with _naming_the_task(task):
         return Loaded(build(module.spec(shape(recipe), head=task.kind, labels=labels, **given)), tokeniser, tokeniser)

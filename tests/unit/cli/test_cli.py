@@ -99,6 +99,15 @@ def test_predict_samples_the_same_for_the_same_seed(home):
     assert one.stdout == two.stdout
 
 
+def test_predict_samples_the_same_however_many_lines_are_read_at_once(home, tmp_path, monkeypatch):
+    (tmp_path / "in.txt").write_text("bad\n" * 7)
+    words = ("predict", home / "rnn", "--file", tmp_path / "in.txt", "--sample", "--seed", 4)
+    whole = qkv(*words)
+    monkeypatch.setattr("qkv.cli.streams._WINDOWS", (2, 3))
+    assert qkv(*words).stdout == whole.stdout
+    assert len(set(whole.stdout.splitlines())) > 1
+
+
 def test_eval_scores_the_recipes_test_part_and_any_other_file(home):
     by_recipe = qkv("eval", home / "transformer", "--json")
     by_file = qkv("eval", home / "transformer", "--data", home / "test.dict", "--json")

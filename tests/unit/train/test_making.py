@@ -132,3 +132,14 @@ def test_a_slip_on_the_command_line_is_one_line(home):
     must_refuse(command(home, "--seeds", "2", "--folds", "2"), "give one of the two")
     must_refuse(qkv("train", "--task", "tag", "--data", "mine.csv", "--from", "bert", cwd=home), "give --format")
     must_refuse(qkv("train", "--task", "clasify", "--data", "mine.csv", "--from", "bert", cwd=home), "did you mean")
+
+
+def test_adapters_are_exported_merged_and_not_otherwise(home):
+    assert command(home, "train.steps=2", "tune.adapters.rank=2", "-o", "adapted").returncode == 0
+    must_refuse(qkv("export", "adapted", "-o", "theirs", cwd=home), "merge them (qkv export --merge)")
+    for name, to in (("export", "theirs"), ("import", "ours")):
+        done = qkv(name, "adapted", "-o", to, "--merge", cwd=home)
+        assert done.returncode == 0, done.stderr
+        assert load(home / to).model.spec.adapters is None
+    must_refuse(qkv("export", "ours", "-o", "again", "--merge", cwd=home), "no adapters to merge")
+    assert "parameters" in qkv("cost", home / "adapted").stdout

@@ -15,7 +15,7 @@ def test_of_a_dozen_figures_a_validation_line_shows_the_deciding_one_and_a_few_o
 
 
 def test_the_figure_that_comes_first_is_always_shown() -> None:
-    values = {"recall_weighted": 0.5, **dict.fromkeys(FIGURES, 0.25)}
+    values = {"recall_weighted": 0.5} | {name: 0.25 for name in FIGURES if name != "recall_weighted"}
     assert line(Record("valid", 20, values)).startswith("step 20: held-out recall_weighted 0.5, accuracy 25.00%")
 
 

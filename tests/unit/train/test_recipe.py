@@ -35,6 +35,8 @@ def test_a_recipe_written_down_reads_back_the_same(recipe, tmp_path):
         ("trian.steps=3", r"unknown key 'trian'; did you mean 'train'"),
         ("model.widht=3", r"unknown key 'model\.widht'; did you mean 'width'"),
         ("text.source.kinds=bpe", r"unknown key 'text\.source\.kinds'; did you mean 'kind'"),
+        ("train.epochs=2", r"steps and epochs say the same thing twice"),
+        ("train={epochs: 2}", r"train\.epochs: goes with tasks; give train\.steps here"),
         ("train.steps=many", r"key 'train\.steps' cannot be 'many'"),
         ("model.family=transfromer", r"no family 'transfromer'; did you mean 'transformer'"),
         ("model.size=hug", "no size 'hug'"),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from reviews import recipe_text, shape_of, write_model, write_reviews
+from test_torchrun import TWO, run
 
 from qkv import families, spec
 from qkv.errors import InputError
@@ -59,6 +61,11 @@ def run_all(recipe, folder: Path) -> list:
 def weights(folder: Path) -> bytes:
     whole = folder / "model.safetensors"
     return (whole if whole.is_file() else folder / "adapter.safetensors").read_bytes()
+
+
+def losses(folder: Path) -> list[float]:
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in lines if line["kind"] == "train"]
 
 
 def changed(folder: Path, base: Path) -> set[str]:
@@ -286,6 +293,17 @@ def test_adapters_go_with_every_way_of_training(change, home, tmp_path):
     run_all(recipe, tmp_path / "cut")
     assert weights(tmp_path / "cut") == weights(tmp_path / "whole")
     assert load(tmp_path / "cut").model.spec.adapters is not None
+
+
+@pytest.mark.parametrize(("way", "spread"), [("adapters", "ddp"), ("mix", "fsdp")])
+def test_two_processes_tune_as_one_does(way, spread, home, tmp_path):
+    """One process takes both parts, so that dropout draws the same."""
+    run_all(recipe_of(home, "bert", *WAYS[way], "train.log_every=1", "train.accumulate=2"), tmp_path / "one")
+    words = [str(home / "bert.yaml"), *WAYS[way], f"train.spread={spread}", "train.log_every=1", "--device", "cpu"]
+    run([sys.executable, *TWO, "-m", "qkv.cli", "train", *words, "-o", str(tmp_path / "two")])
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
+    one, two = (load(tmp_path / name).model.state_dict() for name in ("one", "two"))
+    assert all((one[name] - two[name]).abs().max() < 1e-3 for name in one)
 
 
 # ---- from nothing ---------------------------------------------------------------------------------------------------
