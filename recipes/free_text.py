@@ -43,8 +43,12 @@ def novels(path: Path, part: str) -> Iterator[str]:
                 yield " ".join(" ".join(stretch).split())
 
 
+def lines_of(path: Path) -> list[str]:
+    return gzip.decompress(path.read_bytes()).decode("utf-8").splitlines()
+
+
 def plays(path: Path) -> Iterator[str]:
-    lines = gzip.open(path, "rt", encoding="utf-8").read().splitlines()
+    lines = lines_of(path)
     for stretch in batched(lines, STRETCH):
         yield "\n".join(line for line in stretch if line.strip())
 
@@ -56,11 +60,11 @@ def sentences(path: Path) -> Iterator[str]:
 
 
 def comments(path: Path) -> Iterator[str]:
-    yield from (line.split("\t")[0] for line in gzip.open(path, "rt", encoding="utf-8"))
+    yield from (line.split("\t")[0] for line in lines_of(path))
 
 
 def abstracts(path: Path) -> Iterator[str]:
-    yield from (" ".join(json.loads(line)["source"]) for line in gzip.open(path, "rt", encoding="utf-8"))
+    yield from (" ".join(json.loads(line)["source"]) for line in lines_of(path))
 
 
 def gathered(data: Path) -> Iterator[str]:

@@ -12,7 +12,7 @@ import typer
 from qkv.cli.options import Device, Json, RunFolder, load_model
 from qkv.cli.pairs import AskedPairs, evaluate_pairs
 from qkv.cli.tables import number, show, span
-from qkv.cli.tasks import Columns, SkipBad, column_names, recipe_of, skipped_lines, task_of
+from qkv.cli.tasks import Columns, SkipBad, column_names, recipe_of, skipped_lines
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
@@ -151,6 +151,7 @@ def _report(run: Path, recipe: Any, asked: _Asked, device: str | None) -> tuple[
     from qkv.evaluate.cases import Judged
     from qkv.evaluate.report import curves, has_truth, report
     from qkv.tasks.said import say, settled
+    from qkv.train.tuning import task_of
 
     task = task_of(recipe)
     examples, notes, place = _examples(recipe, asked)

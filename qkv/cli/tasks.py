@@ -32,17 +32,10 @@ def recipe_of(run: Path) -> Any:
     return read_recipe(run / "recipe.yaml")
 
 
-def task_of(recipe: Any) -> Task[Any]:
-    """The task of a recipe, as it was trained."""
-    from qkv.tasks.task import find
-
-    settings = dict(recipe.task)
-    return find(str(settings.pop("name")), **settings)
-
-
 def trained_for(model: str) -> Task[Any] | None:
     """The task that a run's folder was trained for; None of any other model."""
     from qkv.train.sections import TaskRecipe
+    from qkv.train.tuning import task_of
 
     folder = Path(model)
     if not (folder / "recipe.yaml").is_file():

@@ -27,6 +27,7 @@ from qkv.nn import build
 from qkv.nn.model import altered
 from qkv.objectives.label import judged
 from qkv.objectives.term import Term
+from qkv.tasks.benchmarks import usual
 from qkv.tasks.task import Asked, Task, find, has_segments, predict, put_on, score
 from qkv.text.tokeniser import Tokeniser
 from qkv.train.checkpoint import has_last
@@ -149,17 +150,13 @@ class TaskWork:
 
 def prepare(recipe: TaskRecipe, folder: Path) -> TaskWork:
     """Reads the examples, and loads or makes the model, under the head of its task."""
-    settings = dict(recipe.task)
-    name = settings.pop("name", None)
-    if name is None:
-        raise InputError("key 'task.name' is missing")
-    task = _task(str(name), _smoothed(recipe, settings))
+    task = task_of(recipe)
     train, valid = read_part(recipe.data, "train"), read_part(recipe.data, "valid")
     if not train or not valid:
         raise InputError(f"no {'training' if not train else 'validation'} examples; see data.train and data.valid")
     labels = tuple(task.labels(train))
     if recipe.tune.class_weights == "balanced":
-        task = _task(str(name), _smoothed(recipe, settings) | {"weights": _balanced(task, train, labels)})
+        task = task_of(recipe, weights=_balanced(task, train, labels))
     torch.manual_seed(recipe.seed)  # what is fresh is drawn
     loaded = _loaded(recipe, task, labels) if "from" in recipe.model else _built(recipe, folder, task, labels, train)
     model, tokeniser = loaded.model, loaded.source
@@ -227,9 +224,15 @@ def _tuned(recipe: TaskRecipe, folder: Path, model: AnyModel) -> str | None:
     return body
 
 
-def _task(name: str, settings: dict[str, Any]) -> Task[Any]:
+def task_of(recipe: TaskRecipe, **more: Any) -> Task[Any]:
+    """A recipe's task with its settings: those that it gives, and those that are usual for its data."""
+    settings = dict(recipe.task)
+    name = settings.pop("name", None)
+    if name is None:
+        raise InputError("key 'task.name' is missing")
+    settings = _smoothed(recipe, usual(recipe.data.format, str(name)) | settings)
     try:
-        return find(name, **settings)
+        return find(str(name), **settings, **more)
     except TypeError as error:
         raise InputError(f"task: {name}: {error}") from None
 

@@ -14,11 +14,8 @@ from test_torchrun import TWO, run
 
 from qkv import families, spec
 from qkv.errors import InputError
-from qkv.nn import build
 from qkv.tasks.task import predict
 from qkv.train import fit, read_recipe
-from qkv.train.optimiser import below_the_head, optimiser
-from qkv.train.sections import Training, Tuning
 from qkv.train.task_data import read_part
 from qkv.train.tuning import prepare
 from qkv.weights import load, save
@@ -152,52 +149,6 @@ def test_smoothing_is_the_loss_of_the_smoothed_labels(home, tmp_path):
         first[share] = next(record.values["loss"] for record in records if record.kind == "train")
     assert first[0.4] != first[0.0]
     assert prepare(recipe_of(home, "bert", "train.smoothing=0.4"), tmp_path).task.smoothing == 0.4
-
-
-# ---- rates by layer -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("family", [*FAMILIES, "rnn"])
-def test_each_layer_has_a_share_of_the_rate_of_the_one_above_it(family):
-    module = families.family(family)
-    model = build(module.spec(shape_of(family), head="sequence"))
-    opt = optimiser(model, Training(steps=1, weight_decay=0.1), Tuning(layer_decay=0.5))
-    shares = {id(p): group["share"] for group in opt.param_groups for p in group["params"]}
-    found = {name: shares[id(p)] for name, p in model.named_parameters()}
-    depth = 2
-    for name, share in found.items():
-        if name.startswith("head."):
-            assert share == 1, name
-        elif ".blocks." in name or ".layers." in name:
-            number = int(name.split(".")[2])
-            assert share == 0.5 ** (depth - number), name
-        elif name in ("encoder.norm.weight", "decoder.norm.weight", "decoder.norm.bias"):
-            assert share == 1, name
-        else:  # embeddings, and T5's distances
-            assert share == 0.5 ** (depth + 1), name
-    decays = {group["weight_decay"] for group in opt.param_groups}
-    assert decays == {0.0, 0.1}
-
-
-def test_the_rates_of_a_step_follow_their_shares(home, tmp_path):
-    recipe = recipe_of(home, "bert", "tune.layer_decay=0.5", "train.steps=1", "train.learning_rate=0.01",
-                       "train.warmup=0", "train.schedule=constant")  # fmt: skip
-    run_all(recipe, tmp_path / "run")
-    before, after = load(home / "bert").model.state_dict(), load(tmp_path / "run").model.state_dict()
-
-    def moved(name: str) -> float:
-        return float((after[name] - before[name]).abs().max())
-
-    lower, upper = (moved(f"encoder.blocks.{layer}.feedforward.up.weight") for layer in (0, 1))
-    assert upper == pytest.approx(0.005, rel=0.01)  # Adam's first step is as long as the rate
-    assert lower == pytest.approx(0.0025, rel=0.01)
-    assert moved("source.position.weight") == pytest.approx(0.00125, rel=0.01)
-
-
-def test_what_stands_on_the_body_has_the_whole_rate():
-    s = spec.Model(family="x", encoder=build(families.family("bert").spec(shape_of("bert"))).spec.encoder)
-    assert below_the_head(s, "mix.weights") == 0
-    assert below_the_head(s, "encoder.blocks.1.attention.q.into") == 1
 
 
 # ---- adapters -------------------------------------------------------------------------------------------------------
