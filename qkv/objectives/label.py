@@ -49,10 +49,9 @@ def _of_tokens(model: Any, batch: Inputs) -> Tensor:
 
 
 def classes(logits: Tensor, batch: Inputs, weights: Tensor | None = None, smoothing: float = 0.0) -> Term:
-    """Cross-entropy; under class weights the mean is over weights, so that only their proportions matter."""
+    """Cross-entropy. Class weights are as they are given, one on the average over the training set: divided by a
+    batch's own they would make the gradient depend on how a batch is cut."""
     total = F.cross_entropy(logits.float(), batch.labels, weights, reduction="sum", label_smoothing=smoothing)
-    if weights is not None:
-        total = total * len(batch.labels) / weights[batch.labels].sum()
     return Term(total, len(batch.labels))
 
 

@@ -28,12 +28,13 @@ def test_the_loss_of_classes_is_a_sum_over_examples(chance: torch.Generator) -> 
     assert float(total) == pytest.approx(5 * float(F.cross_entropy(logits, right)))
 
 
-def test_only_the_proportions_of_class_weights_matter(chance: torch.Generator) -> None:
+def test_a_weighted_loss_is_the_same_however_a_batch_is_cut(chance: torch.Generator) -> None:
     logits, right = torch.randn(5, 3, generator=chance), torch.tensor([0, 2, 1, 1, 0])
     weights = torch.tensor([1.0, 2.0, 5.0])
-    once, twice = (float(label.classes(logits, inputs(right), w).total) for w in (weights, 2 * weights))
-    assert once == pytest.approx(twice)
-    assert once == pytest.approx(5 * float(F.cross_entropy(logits, right, weights)))
+    whole = float(label.classes(logits, inputs(right), weights).total)
+    parts = [float(label.classes(logits[cut], inputs(right[cut]), weights).total) for cut in (slice(0, 2), slice(2, 5))]
+    assert whole == pytest.approx(sum(parts))
+    assert whole == pytest.approx(float(F.cross_entropy(logits, right, weights, reduction="sum")))
 
 
 def test_numbers_have_the_squared_error() -> None:
