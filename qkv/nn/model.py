@@ -190,6 +190,12 @@ class Decoder(_Stepping):
         """The logits of a model with two heads, as GPT's fine-tuning has them; `last` is about the first."""
         return _both(self, self.encode(tokens).hidden, at, last)
 
+    def and_hidden(self, tokens: Ragged, at: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The head's logits, and the hidden states [T, width] for whoever asks them for the next token too."""
+        assert self.head is not None
+        hidden = self.encode(tokens).hidden
+        return _judged(self.head, hidden, at, True), hidden.values
+
     def read(self, prompts: Ragged, rows: int, limit: int) -> tuple[Tensor, State]:
         """Takes in a prompt a sentence: the next token's logits for each of its `rows`, with room for `limit` more."""
         state = self.begin(None, len(prompts) * rows, prompts.layout.longest + limit)

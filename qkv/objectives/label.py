@@ -27,7 +27,8 @@ class Inputs(NamedTuple):
 
     @property
     def targets(self) -> tuple[int, ...]:
-        return (len(self.labels),)
+        """Of the task, and of the language model beside it, where there is one."""
+        return len(self.labels), len(self.source.values) - len(self.source)
 
 
 def judged(model: Any, batch: Inputs) -> Tensor:
@@ -77,6 +78,16 @@ def choices(logits: Tensor, batch: Inputs) -> Term:
     """One score a sequence; the right one among those of its example."""
     scores = Ragged.of(logits[:, 0].float(), batch.choices).to_padded(float("-inf"))  # [examples, most]
     return Term(F.cross_entropy(scores, batch.labels, reduction="sum"), len(batch.labels))
+
+
+def language(model: Decoder, batch: Inputs, hidden: Tensor) -> Term:
+    """Beside a task, the next token of its texts, by the embedding's own matrix (Radford et al. 2018, 3.2)."""
+    tokens = batch.source.values
+    asked = torch.ones_like(tokens, dtype=torch.bool)
+    asked[batch.source.layout.offsets[1:].long() - 1] = False  # behind a text's last token there is none
+    logits = F.linear(hidden[asked], model.target.tokens.weight).float()  # [T - B, vocabulary]
+    right = tokens.roll(-1)[asked]
+    return Term(F.cross_entropy(logits, right, reduction="sum"), len(tokens) - len(batch.source))
 
 
 def packed(sequences: Sequence[Sequence[int]]) -> tuple[Tensor, list[int]]:

@@ -243,8 +243,9 @@ class Run:
 
     def _set_scale(self, ready: Ready) -> list[int]:
         """One over the number of the whole batch's targets, by kind; gives this process's own numbers."""
-        rows = [part.targets for (_, part), real in zip(ready.parts, ready.real, strict=True) if real]
-        counts = np.sum([np.zeros(len(self.work.kinds), np.int64), *rows], axis=0)
+        kinds = len(self.work.kinds)
+        rows = [part.targets[:kinds] for (_, part), real in zip(ready.parts, ready.real, strict=True) if real]
+        counts = np.sum([np.zeros(kinds, np.int64), *rows], axis=0)
         size = self.ranks.size  # gradients become means over processes
         sums = total(torch.from_numpy(counts), self.ranks).clamp(min=1)
         self.scale.copy_(size / sums)

@@ -307,6 +307,7 @@ class Tuning:
     adapters: LowRank | None = None  # in the body, which else stays as it is
     layer_decay: Annotated[float, Gt(0), Le(1)] = 1.0  # the rate of a layer, as a share of that of the one above it
     class_weights: Literal["none", "balanced"] = "none"  # balanced: rare classes weigh as much as frequent ones
+    language: NotNegative = 0.0  # of a decoder: weight of the next token's loss beside the task's (GPT's had 0.5)
     __pydantic_config__ = STRICT
 
     @property

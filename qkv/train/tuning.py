@@ -23,9 +23,9 @@ from qkv.data.labels import check_labels
 from qkv.decode.frames import input_length
 from qkv.errors import InputError, nearest
 from qkv.families import bert
-from qkv.nn import build
+from qkv.nn import Decoder, build
 from qkv.nn.model import altered
-from qkv.objectives.label import judged
+from qkv.objectives.label import judged, language
 from qkv.objectives.term import Term
 from qkv.tasks.benchmarks import usual
 from qkv.tasks.task import Asked, Task, find, has_segments, predict, put_on, score
@@ -88,8 +88,11 @@ class TaskWork:
     notes: tuple[str, ...]
     base: str | None = None  # of a model with adapters, the digest of what they sit on
 
-    kinds = ("loss",)
     more_is_better = True
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return ("loss", "language_loss") if self.recipe.tune.language else ("loss",)
 
     @property
     def spec(self) -> spec.Model:
@@ -105,8 +108,11 @@ class TaskWork:
         return self.spec.head.labels
 
     def digest(self) -> str:
-        told = repr([(one.sequences, one.labels, one.at) for one in self.asked])
-        return hashlib.blake2b(told.encode(), digest_size=16).hexdigest()
+        found = hashlib.blake2b(digest_size=16)
+        for one in self.asked:  # whole: what numpy prints of a long array leaves out its middle
+            for row in (*one.sequences, one.labels, () if one.at is None else one.at):
+                found.update(np.asarray(row, dtype=np.float64).tobytes() + b"|")
+        return found.hexdigest()
 
     def check(self) -> None:
         self._batches.in_epoch(0)
@@ -132,7 +138,13 @@ class TaskWork:
         return self.task.prepare(part.asked, has_segments(self.spec))
 
     def losses(self, model: AnyModel, part: Any) -> tuple[Term, ...]:
-        return (self.task.loss(judged(model, part), part),)
+        weight = self.recipe.tune.language
+        if not weight:
+            return (self.task.loss(judged(model, part), part),)
+        assert isinstance(model, Decoder)
+        logits, hidden = model.and_hidden(part.source, part.at)
+        beside = language(model, part, hidden)
+        return self.task.loss(logits, part), Term(beside.total * weight, beside.targets)
 
     def model(self) -> AnyModel:
         return self.start
@@ -209,6 +221,9 @@ def _naming_the_task(task: Task[Any]) -> Iterator[None]:
 def _tuned(recipe: TaskRecipe, folder: Path, model: AnyModel) -> str | None:
     """Makes ready what is trained; of a model with adapters the digest of what they sit on."""
     tune, body = recipe.tune, None
+    if tune.language and (not isinstance(model, Decoder) or tune.frozen or recipe.train.spread == "fsdp"):
+        said = "goes with a decoder such as gpt2 that is trained as a whole, and not in shards"
+        raise InputError(f"tune.language: the next token's loss {said}; set it to 0")
     if tune.adapters is not None:
         if recipe.train.spread == "fsdp":
             raise InputError("tune.adapters: train in copies, not in shards; leave train.spread at ddp")

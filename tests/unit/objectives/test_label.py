@@ -6,8 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from qkv.nn import Ragged
-from qkv.objectives import label
+from qkv import spec
+from qkv.data.chance import Pieces
+from qkv.families import gpt2
+from qkv.nn import Ragged, build
+from qkv.objectives import causal, label
 from qkv.objectives.label import Inputs
 
 
@@ -78,3 +81,13 @@ def test_what_is_not_there_gets_no_gradient_and_breaks_none(kind: str, chance: t
     getattr(label, kind)(logits, inputs(right, [2, 3], choices=(2, 3))).total.backward()
     assert torch.isfinite(logits.grad).all()
     assert all(abs(float(rows.sum())) < 1e-6 for rows in torch.split(logits.grad, [2, 3]))
+
+
+def test_the_language_loss_is_the_causal_one_of_each_text(chance: torch.Generator) -> None:
+    model = build(gpt2.spec(spec.replace(gpt2.SIZES["small"], width=8, heads=2, layers=1, length=8), target=11)).eval()
+    ids, lengths = torch.randint(0, 11, (7,), generator=chance), [3, 4]
+    batch = label.Inputs(Ragged.of(ids, lengths), None, None, torch.zeros(2))
+    total, targets = label.language(model, batch, model.encode(batch.source).hidden.values)
+    wanted = causal.loss(model, causal.prepare(Pieces.of(ids, lengths, [0, 1])))
+    assert targets == wanted.targets == batch.targets[1] == 5
+    assert total.item() == pytest.approx(wanted.total.item(), rel=1e-5)

@@ -136,6 +136,19 @@ def test_epochs_shares_and_validations_become_steps(home, tmp_path):
     assert read_recipe(tmp_path / "run" / "recipe.yaml") == recipe  # as the user said it, not in steps
 
 
+def test_the_next_token_can_be_asked_for_beside_the_task(home, tmp_path):
+    plain, beside = (
+        run_all(recipe_of(home, "gpt2", f"tune.language={weight}", "train.steps=2"), tmp_path / str(weight))
+        for weight in (0, 0.5)
+    )
+    first, second = (next(r.values for r in records if r.kind == "train") for records in (plain, beside))
+    assert "language_loss" not in first
+    assert second["language_loss"] > 0
+    assert weights(tmp_path / "0") != weights(tmp_path / "0.5")
+    with pytest.raises(InputError, match="goes with a decoder"):
+        run_all(recipe_of(home, "bert", "tune.language=0.5"), tmp_path / "bert")
+
+
 def test_patience_stops_a_run_that_gets_no_better(home, tmp_path):
     changes = ["train.learning_rate=0", "train.steps=50", "valid.every=1", "valid.patience=3", "tune.parts=head"]
     assert run_all(recipe_of(home, "bert", *changes), tmp_path / "run")[-1].step == 4
