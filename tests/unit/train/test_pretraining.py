@@ -108,7 +108,9 @@ def test_a_process_killed_at_any_moment_resumes_to_the_same_bits(tmp_path):
     command = [sys.executable, "-m", "qkv.cli", "train", mini, *given, "--device", "cpu", "-o", str(tmp_path / "cut")]
     begun, chance = tmp_path / "cut" / LAST, random.Random(1)
     for _ in range(2):  # once training has begun, each a little later than a checkpoint
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        # as many threads as these tests have: two add up in another order
+        threads = os.environ | {"OMP_NUM_THREADS": "1"}
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=threads)
         before = begun.stat().st_mtime_ns if begun.exists() else 0
         while process.poll() is None and not (begun.exists() and begun.stat().st_mtime_ns > before):
             time.sleep(0.005)
