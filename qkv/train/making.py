@@ -14,7 +14,7 @@ from qkv.errors import InputError
 from qkv.tasks.task import find
 from qkv.train.recipe import apply, from_plain
 from qkv.train.sections import TaskRecipe
-from qkv.train.task_data import read_part
+from qkv.train.task_data import read_part, texts
 from qkv.weights import load
 
 _WORDS = dict.fromkeys((".conll", ".bio", ".iob", ".txt", ".tsv", ".annotated"), "conll") | {".conllu": "conllu"}
@@ -29,6 +29,8 @@ _FORMATS: dict[type, dict[str, str]] = {
 _SMALL = 20_000_000  # parameters under which a model stands a larger rate
 _SEEN = 60_000  # examples that a run should see: small sets come again, up to so often
 _EPOCHS = (3, 20)
+_BATCH, _STEPS = 2048, 10  # tokens a step at most, and steps that an epoch should have
+_FRAME = 64  # more than any template adds
 
 
 def made(
@@ -79,16 +81,27 @@ def _held_out(about: Mapping[str, Any]) -> dict[str, Any]:
     return {"hold_out": {"valid": 0.1}}
 
 
+def batch_tokens(train: Sequence[Any]) -> int:
+    """Tokens a step: so many that a small set makes some steps an epoch, and never fewer than its longest example has.
+
+    By characters, of which a token has four or so and at the very least one, before any tokeniser is asked.
+    """
+    sizes = [sum(map(len, texts([one]))) for one in train]
+    most = max(sizes, default=0) + _FRAME
+    return _BATCH if most > _BATCH else min(_BATCH, max(most, sum(sizes) // (4 * _STEPS)))
+
+
 def _defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
     recipe = from_plain(dict(raw) | {"train": {"steps": 1}}, "the command line")
     assert isinstance(recipe, TaskRecipe)
-    examples = len(read_part(recipe.data, "train"))
+    train = read_part(recipe.data, "train")
+    examples = len(train)
     start = recipe.model.get("from")
     size = 0 if start is None else sum(p.numel() for p in load(str(start)).model.parameters())
     rate = 3e-4 if size < _SMALL else 5e-5
     return {
         "epochs": min(max(round(_SEEN / max(1, examples)), _EPOCHS[0]), _EPOCHS[1]),
-        "batch_tokens": 2048,
+        "batch_tokens": batch_tokens(train),
         "learning_rate": rate * (10 if recipe.tune.frozen else 1),  # what is few and fresh has a longer way to go
         "betas": [0.9, 0.999],
         "epsilon": 1e-8,

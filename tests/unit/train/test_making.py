@@ -13,9 +13,10 @@ from reviews import reviews, write_model, write_reviews
 sys.path.append(str(Path(__file__).parents[1] / "cli"))
 from test_cli import must_refuse, qkv
 
+from qkv.data.examples import Labelled
 from qkv.errors import InputError
 from qkv.train import read_recipe
-from qkv.train.making import made
+from qkv.train.making import batch_tokens, made
 from qkv.weights import load
 
 
@@ -143,3 +144,10 @@ def test_adapters_are_exported_merged_and_not_otherwise(home):
         assert load(home / to).model.spec.adapters is None
     must_refuse(qkv("export", "ours", "-o", "again", "--merge", cwd=home), "no adapters to merge")
     assert "parameters" in qkv("cost", home / "adapted").stdout
+
+
+def test_a_small_set_of_short_texts_makes_several_steps_an_epoch_and_long_texts_fit():
+    short = [Labelled("a lovely film, really", f"mine.csv:{line}", label="5") for line in range(100)]
+    assert 64 <= batch_tokens(short) < 200
+    assert batch_tokens(short * 1000) == 2048
+    assert batch_tokens([Labelled("word " * 5000, "mine.csv:2", label="5")]) == 2048
