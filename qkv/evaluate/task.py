@@ -19,6 +19,7 @@ from qkv.evaluate.error_rate import error_rates
 from qkv.evaluate.metric import Metric
 from qkv.nn import EncoderDecoder
 from qkv.objectives.seq2seq import inputs
+from qkv.objectives.term import to_device
 from qkv.text.tokeniser import Tokeniser
 from qkv.weights import Loaded
 
@@ -157,7 +158,7 @@ def reference_loss(loaded: Loaded, examples: Sequence[Example], *, free: bool = 
     total, count, budget = 0.0, 0, max(1, min(budget, _ENTRIES // s.target.vocabulary))
     with evaluating(model):
         for rows in evaluation_batches(pairs.source_lengths + pairs.target_lengths, budget):
-            batch = inputs(pairs.take(rows), start=s.start, end=s.end, device=model.device)
+            batch = to_device(inputs(pairs.take(rows), start=s.start, end=s.end), model.device)
             found = score(model, batch.source, batch.target, batch.labels, free=free)
             total -= float(found.values.double().sum())
             count += len(found.values)

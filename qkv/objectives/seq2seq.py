@@ -29,14 +29,12 @@ class Inputs(NamedTuple):
         return (len(self.labels),)
 
 
-def inputs(batch: Batch, *, start: int, end: int, device: torch.device | str = "cpu") -> Inputs:
-    """Adds the start and end tokens to a packed batch and takes it to the device."""
+def inputs(batch: Batch, *, start: int, end: int) -> Inputs:
+    """Adds the start and end tokens to a packed batch, on the host; `term.to_device` takes it further."""
     source = _with(batch.source, batch.source_lengths, end, first=False)
     target = _with(batch.target, batch.target_lengths, start, first=True)
     labels = _with(batch.target, batch.target_lengths, end, first=False)
     lengths = (batch.source_lengths + 1).tolist(), (batch.target_lengths + 1).tolist()
-    if torch.device(device).type == "cuda":
-        source, target, labels = (x.pin_memory().to(device, non_blocking=True) for x in (source, target, labels))
     return Inputs(Ragged.of(source, lengths[0]), Ragged.of(target, lengths[1]), labels)
 
 

@@ -25,7 +25,7 @@ from qkv.evaluate.metric import Metric, Rows
 from qkv.objectives import label
 from qkv.objectives.label import Inputs
 from qkv.objectives.term import Term
-from qkv.tasks.task import Asked, pack, refuse_others
+from qkv.tasks.task import Asked, pack, refuse_others, refuse_unlabelled
 from qkv.text.engine import Framed
 from qkv.text.tokeniser import Tokeniser
 
@@ -96,9 +96,7 @@ class Extract:
         return self.metric
 
     def labels(self, examples: Sequence[Question]) -> tuple[str, ...]:
-        refuse_others(self.name, examples, Question)
-        for one in examples:
-            self.truth(one)
+        refuse_unlabelled(self, examples, Question)
         return ()
 
     def ask(

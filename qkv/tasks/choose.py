@@ -21,7 +21,7 @@ from qkv.objectives import label
 from qkv.objectives.label import Inputs
 from qkv.objectives.term import Term
 from qkv.tasks import texts
-from qkv.tasks.task import Asked, pack, refuse_others
+from qkv.tasks.task import Asked, pack, refuse_others, refuse_unlabelled
 from qkv.text.tokeniser import Tokeniser
 
 
@@ -41,9 +41,7 @@ class Choose:
         return self.metric
 
     def labels(self, examples: Sequence[Choice]) -> tuple[str, ...]:
-        refuse_others(self.name, examples, Choice)
-        for one in examples:
-            self.truth(one)
+        refuse_unlabelled(self, examples, Choice)
         return ()
 
     def ask(

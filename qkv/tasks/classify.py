@@ -19,7 +19,7 @@ from qkv.objectives import label
 from qkv.objectives.label import Inputs
 from qkv.objectives.term import Term
 from qkv.tasks import texts
-from qkv.tasks.task import Asked, pack, refuse_others
+from qkv.tasks.task import Asked, pack, refuse_others, refuse_unlabelled
 from qkv.text.tokeniser import Tokeniser
 
 
@@ -43,9 +43,7 @@ class Classify:
         return self.metric
 
     def labels(self, examples: Sequence[Labelled]) -> tuple[str, ...]:
-        refuse_others(self.name, examples, Labelled)
-        for one in examples:
-            self.truth(one)
+        refuse_unlabelled(self, examples, Labelled)
         found = tuple(labels_of(examples))
         if self.positive is not None and self.positive not in found:
             hint = nearest(self.positive, found)

@@ -21,7 +21,7 @@ from qkv.objectives import label
 from qkv.objectives.label import Inputs
 from qkv.objectives.term import Term
 from qkv.tasks import texts
-from qkv.tasks.task import Asked, pack, refuse_others
+from qkv.tasks.task import Asked, pack, refuse_others, refuse_unlabelled
 from qkv.text.tokeniser import Tokeniser
 
 
@@ -46,9 +46,7 @@ class Several:
         return self.metric
 
     def labels(self, examples: Sequence[Labelled]) -> tuple[str, ...]:
-        refuse_others(self.name, examples, Labelled)
-        for one in examples:
-            self.truth(one)
+        refuse_unlabelled(self, examples, Labelled)
         found = labels_of(examples)
         if not found:
             raise InputError("task label: no example has a label; is it the right column?")

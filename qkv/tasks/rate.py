@@ -17,7 +17,7 @@ from qkv.objectives import label
 from qkv.objectives.label import Inputs
 from qkv.objectives.term import Term
 from qkv.tasks import texts
-from qkv.tasks.task import Asked, pack, refuse_others
+from qkv.tasks.task import Asked, pack, refuse_others, refuse_unlabelled
 from qkv.text.tokeniser import Tokeniser
 
 
@@ -37,9 +37,7 @@ class Rate:
         return self.metric
 
     def labels(self, examples: Sequence[Labelled]) -> tuple[str, ...]:
-        refuse_others(self.name, examples, Labelled)
-        for one in examples:
-            self.truth(one)
+        refuse_unlabelled(self, examples, Labelled)
         return ("score",)
 
     def ask(

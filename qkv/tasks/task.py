@@ -112,6 +112,13 @@ def find(name: str, **settings: Any) -> Task[Any]:
     return make(**settings)
 
 
+def refuse_unlabelled(task: Task[Any], examples: Sequence[Any], *kinds: type) -> None:
+    """What is learned from has to be of a task's kinds, and somebody has to have said what is right."""
+    refuse_others(task.name, examples, *kinds)
+    for one in examples:
+        task.truth(one)
+
+
 def refuse_others(name: str, examples: Sequence[Any], *kinds: type) -> None:
     """The examples of some formats are another task's."""
     wrong = next((one for one in examples if not isinstance(one, kinds)), None)

@@ -141,6 +141,7 @@ class Run:
         self.progress.data = digest
         work.check()  # a budget that fits no batch is said before anything is written
         self.peak = peak(recipe, work.spec)
+        self.sign = -1 if work.more_is_better else 1  # of a score, so that less is better
         self.scale = torch.ones(len(work.kinds), device=self.device)  # of each kind of loss, in the batch at hand
         graphs = how.compile and self.device.type == "cuda" and ranks.alone
         self.backward = Graphed(self._backward, self.model.parameters()) if graphs else self._backward
@@ -311,9 +312,9 @@ class Run:
         progress, recipe = self.progress, self.recipe
         began = time.perf_counter()
         check_finite(self.model, progress.step)
-        with self.trailing.standing_in(self.model) if self.trailing else nullcontext(), gathered(self.model) as model:
-            values, samples = self.work.score(model), tuple(self.work.say(model))
         with self.trailing.standing_in(self.model) if self.trailing else nullcontext():
+            with gathered(self.model) as model:
+                values, samples = self.work.score(model), tuple(self.work.say(model))
             self._rank(values[self.work.metric])
         if recipe.valid.patience is not None and progress.stale >= recipe.valid.patience:
             progress.finished = True
@@ -324,9 +325,8 @@ class Run:
     def _rank(self, metric: float) -> None:
         progress, count = self.progress, self.recipe.train.average
         progress.stale += 1
-        sign = -1 if self.work.more_is_better else 1
         # a correlation of constant predictions is no number: anything is better
-        if progress.best is None or math.isnan(progress.best) or sign * metric < sign * progress.best:
+        if progress.best is None or math.isnan(progress.best) or self.sign * metric < self.sign * progress.best:
             progress.best, progress.best_step, progress.stale = metric, progress.step, 0
             self.keep(self.folder / BEST)
         if count > 1:
@@ -343,8 +343,7 @@ class Run:
             self.put(mean)
             with gathered(self.model) as model:
                 scores = self.work.score(model)
-            sign = -1 if self.work.more_is_better else 1
-            if progress.best is None or sign * scores[metric] <= sign * progress.best:
+            if progress.best is None or self.sign * scores[metric] <= self.sign * progress.best:
                 weights, values = mean, {"averaged": float(len(progress.snapshots))} | scores
         file = WEIGHTS if self.work.spec.adapters is None else ADAPTER
         by_first(self.ranks, lambda: save_tensors(self.folder / file, weights))

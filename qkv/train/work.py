@@ -28,7 +28,7 @@ class AnyBatch(Protocol):
 
 
 class Work(Protocol):
-    """Pairs or text. A part of a batch is what `prepare` makes of it: a named tuple with its number of `targets`."""
+    """Pairs, text or a task. A part of a batch is what `prepare` makes: a named tuple with its number of `targets`."""
 
     @property
     def spec(self) -> spec.Model: ...

@@ -13,26 +13,11 @@ import torch
 
 import qkv
 from qkv import families
-from qkv.cli import main
 
 sys.path.append(str(Path(__file__).parents[1] / "weights"))
 from checkpoints import checkpoint
 
 Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """The exit code and what was printed."""
-
-    def call(*words: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["qkv", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        said = capsys.readouterr()
-        return int(ended.value.code or 0), said.out, said.err
-
-    return call
 
 
 def test_families_are_listed_with_sizes_heads_and_papers(run: Run) -> None:

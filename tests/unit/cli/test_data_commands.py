@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from qkv.cli import main
 from qkv.data.shards import Shards
 from qkv.families import bert
 from qkv.text.huggingface import write_tokenisers
@@ -17,20 +16,6 @@ from qkv.text.tokeniser import Tokeniser, train_tokeniser
 
 Run = Callable[..., tuple[int, str, str]]
 TEXT = "The cat sat.\nIt slept!\n\nA dog ran.\n\nNobody saw it.\nNot one.\n"
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """The exit code and what was printed."""
-
-    def call(*words: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["qkv", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        said = capsys.readouterr()
-        return int(ended.value.code or 0), said.out, said.err
-
-    return call
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from qkv import families
-from qkv.cli import main
 from qkv.text.huggingface import read_tokenisers
 from qkv.text.tokeniser import Tokeniser, train_tokeniser
 
@@ -20,20 +19,6 @@ from checkpoints import checkpoint
 
 Run = Callable[..., tuple[int, str, str]]
 LINES = ["the cat sat on the mat", "The dog sat on a log", "a naïve café in Zürich"] * 20
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """The exit code and what was printed."""
-
-    def call(*words: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["qkv", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        said = capsys.readouterr()
-        return int(ended.value.code or 0), said.out, said.err
-
-    return call
 
 
 @pytest.fixture
