@@ -29,7 +29,7 @@ $(DEMO)/alignments.png: $(DEMO)/model.safetensors
 	$(BIN)/qkv look $(DEMO) attention knowledge pronounce -o $@
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2 tests
+	$(BIN)/python -m pytest -n 2 --dist worksteal tests
 
 check: $(READY)
 	$(BIN)/ruff check .

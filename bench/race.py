@@ -177,11 +177,9 @@ def _least_disturbed(call: Callable[[], object], repeats: int, device: torch.dev
     """Seconds a call, and how many cores others kept busy meanwhile."""
     samples = []
     for _ in range(_TRIES):
-        busy, own, began = _busy(), _own(), time.perf_counter()
+        others = Others()
         seconds = timed(call, repeats, device)
-        wall = time.perf_counter() - began
-        # /proc/stat counts in hundredths of a second, hence the allowance on short samples
-        foreign = max(0.0, (_busy() - busy - (_own() - own) - 0.02) / wall)
+        foreign = others.cores()
         samples.append((foreign, seconds))
         # on a GPU the work is not on these cores, and other processes' use of them says little
         if foreign <= _QUIET or device.type == "cuda":
@@ -189,6 +187,19 @@ def _least_disturbed(call: Callable[[], object], repeats: int, device: torch.dev
         time.sleep(0.1)
     foreign, seconds = min(samples)
     return seconds, 0.0 if device.type == "cuda" else foreign
+
+
+class Others:
+    """What other processes use of the machine from now on."""
+
+    def __init__(self) -> None:
+        self._busy, self._own, self._began = _busy(), _own(), time.perf_counter()
+
+    def cores(self) -> float:
+        """How many cores they kept busy."""
+        wall = time.perf_counter() - self._began
+        # /proc/stat counts in hundredths of a second, hence the allowance on short samples
+        return max(0.0, (_busy() - self._busy - (_own() - self._own) - 0.02) / wall)
 
 
 def _own() -> float:

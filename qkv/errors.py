@@ -10,6 +10,11 @@ class InputError(ValueError):
     """What is wrong, where (file, line, key) and what to do; the command line prints it and exits with 2."""
 
 
+def in_one_line(error: InputError) -> str:
+    """What is wrong; names and labels that it quotes out of a file may have line breaks of their own."""
+    return " ".join(str(error).splitlines())
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """A hint for a mistyped name: the closest known one, or the list of them."""
     names = sorted(known)

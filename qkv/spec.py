@@ -200,6 +200,7 @@ class Head:
     kind: HeadKind
     width: int
     outputs: int
+    joined: int = 1  # layers of the body whose vectors, each of this width, lie side by side in what comes in
     bias: bool = False
     tied: bool = False  # the weight is the embedding's: the target's where there is one (Press & Wolf 2017)
     pool: Attention | Literal["last"] | None = None  # attention with a learned query, the last token; None: the first
@@ -262,8 +263,8 @@ class Model:
     pad: int | None = None  # what Hugging Face fills a batch up with; kept for it, nothing here does
     never: tuple[int, ...] = ()  # tokens that are not written
     spread: float | None = None  # standard deviation that fresh matrices start with; None: Glorot's
-    # what the head reads of the body's layers: the last, the mean of the last four (a form of what Devlin et al. 2019,
-    # 5.3 concatenate), or a learned weighted mean of all (Peters et al. 2018)
+    # what the head reads of the body's layers: the last, the last four side by side (Devlin et al. 2019, 5.3), or a
+    # learned weighted mean of all (Peters et al. 2018)
     read: Read = "last"
     adapters: Adapters | None = None
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
+# Two cores are busy with two processes of tests: compiling in further ones only means to start them.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
 import pytest
 import torch
 

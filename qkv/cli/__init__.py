@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from qkv.cli import checkpoints, data, evaluation, prompt, runs, score, tokenizer, use
-from qkv.errors import InputError
+from qkv.errors import InputError, in_one_line
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -57,7 +57,7 @@ def main() -> None:
         code = app(standalone_mode=False) or 0
         _end(_STOPPED if code == _INTERRUPTED else "", code)  # typer makes a return value of Ctrl-C
     except InputError as error:
-        _end(f"qkv: {error}", 2)
+        _end(f"qkv: {in_one_line(error)}", 2)
     except (typer.Abort, KeyboardInterrupt):
         _end(_STOPPED, _INTERRUPTED)
     except BrokenPipeError:  # whoever read the output has gone

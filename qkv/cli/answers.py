@@ -7,13 +7,14 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qkv.cli.options import load_model, one_of
 from qkv.cli.pairs import prefix_of, prefixed
 from qkv.cli.streams import Input
 from qkv.cli.tasks import trained_for
-from qkv.data.examples import Choice, Labelled, Question, Tagged
+from qkv.data.examples import Choice, Labelled, Pictured, Question, Tagged
 from qkv.data.tags import cut
 from qkv.errors import InputError
 
@@ -132,6 +133,10 @@ class TextAnswers:
     def _given(self, one: Input) -> str | tuple[str, ...]:
         """A text, or those that belong together."""
         example = one.example
+        if isinstance(example, Pictured):
+            if not isinstance(example.picture, Path):
+                raise InputError(f"{one.where}: this model takes files of pictures; name its run's folder instead")
+            return str(example.picture)
         if isinstance(example, Question):
             return example.question, example.context
         if isinstance(example, Choice):

@@ -12,7 +12,8 @@ import typer
 from qkv.cli.options import Device, Json, RunFolder, load_model
 from qkv.cli.pairs import AskedPairs, evaluate_pairs
 from qkv.cli.tables import number, show, span
-from qkv.cli.tasks import Columns, SkipBad, column_names, recipe_of, skipped_lines
+from qkv.cli.tasks import Columns, SkipBad, column_names, recipe_of
+from qkv.data.sifting import sifted, skipped_lines
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
@@ -148,20 +149,24 @@ def _task(
 def _report(run: Path, recipe: Any, asked: _Asked, device: str | None) -> tuple[Report, list[list[str]]]:
     """The report, and each example's place with what was said of it and what is right."""
     from qkv.data.tags import tagged
+    from qkv.decode.frames import input_length
     from qkv.evaluate.cases import Judged
     from qkv.evaluate.report import curves, has_truth, report
     from qkv.tasks.said import say, settled
+    from qkv.tasks.task import reader_of
     from qkv.train.tuning import task_of
 
     task = task_of(recipe)
-    examples, notes, place = _examples(recipe, asked)
+    examples, place = _examples(recipe, asked)
+    notes: list[str] = []
     loaded = load_model(run, device)
     labels = loaded.model.spec.head.labels
-    if asked.skip_bad and labels:
-        from qkv.data.labels import check_labels
-
-        examples = check_labels(labels, examples, skip_bad=True)
-        notes += skipped_lines(examples.skipped)
+    if asked.skip_bad:
+        reader, longest = reader_of(task, loaded), input_length(loaded.model.spec)
+        examples = sifted(examples, lambda some: task.ask(some, reader, labels, longest))
+        if not examples:
+            raise InputError(f"{place}: nothing is left but bad examples, the first: {examples.skipped[0]}")
+    notes += skipped_lines(examples.skipped)
     said: list[Said] = say(task, loaded, examples)
     pairs = [(example, one) for example, one in zip(examples, said, strict=True) if has_truth(example)]
     truths = [task.truth(example) for example, _ in pairs]
@@ -196,8 +201,8 @@ def _report(run: Path, recipe: Any, asked: _Asked, device: str | None) -> tuple[
     return found, _rows(examples, said, task)
 
 
-def _examples(recipe: Any, asked: _Asked) -> tuple[Any, list[str], str]:
-    """What is scored, what is to be said of it, and what it is called."""
+def _examples(recipe: Any, asked: _Asked) -> tuple[Any, str]:
+    """What is scored, and what it is called."""
     from qkv.train.tuning import read_part
 
     data = recipe.data
@@ -209,8 +214,7 @@ def _examples(recipe: Any, asked: _Asked) -> tuple[Any, list[str], str]:
         # the columns of one format mean nothing in another
         columns = (data.columns if asked.format in (None, data.format) else {}) | asked.columns
         data = dataclasses.replace(data, test=str(asked.data), format=asked.format or data.format, columns=columns)
-    found = read_part(dataclasses.replace(data, skip_bad=data.skip_bad or asked.skip_bad), "test")
-    return found, skipped_lines(found.skipped), place
+    return read_part(dataclasses.replace(data, skip_bad=data.skip_bad or asked.skip_bad), "test"), place
 
 
 def _rows(examples: Any, said: list[Said], task: Any) -> list[list[str]]:

@@ -40,7 +40,9 @@ Seeds = Annotated[
 Folds = Annotated[
     int | None, typer.Option(help="The same, holding out another part of a task's training examples each time.")
 ]
-TaskName = Annotated[str | None, typer.Option(help="No recipe: learn classify, rate, label, tag, answer or choose …")]
+TaskName = Annotated[
+    str | None, typer.Option(help="No recipe: learn classify, rate, label, tag, answer, choose or picture …")
+]
 TaskFile = Annotated[str | None, typer.Option(help="… from this file, or folder with --format …")]
 Start = Annotated[str | None, typer.Option("--from", metavar="MODEL", help="… starting from this run or checkpoint.")]
 ValidFile = Annotated[str | None, typer.Option(help="Validation examples; by default a tenth of --data.")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,11 +11,12 @@ import typer
 
 from qkv.cli.options import Device, Json, ModelName, TooLong, load_model, one_of
 from qkv.cli.tables import number, show, span
-from qkv.cli.tasks import Columns, SkipBad, column_names, skipped_lines
+from qkv.cli.tasks import Columns, SkipBad, column_names
+from qkv.data.sifting import sifted, skipped_lines
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
-    from qkv.data.examples import Labelled
+    from qkv.data.examples import Examples, Labelled
     from qkv.decode.in_context import Answer
 
 Template = Annotated[
@@ -114,9 +116,7 @@ def _examples(
         raise InputError(f"--format {format} has no labelled texts; known: {kinds}, and GLUE's")
     path, source = files
     asked = read(format, path, part="dev", columns=columns, skip_bad=skip_bad)
-    for example in asked:
-        if not isinstance(example.label, str):
-            raise InputError(f"{example.where}: has no class for a label; prompting needs one")
+    asked = _checked(asked, _refuse_unclassed, skip_bad)
     if source is None:
         chosen = shots(asked, *drawn)
         shown = [asked[i] for i in chosen]
@@ -126,13 +126,31 @@ def _examples(
         return rest, shown, list(labels_of(asked)), skipped_lines(asked.skipped)
     solved = read(format, source, part="train", columns=columns, skip_bad=skip_bad)
     labels = list(labels_of(solved))
-    check_labels(labels, asked)
+    asked = _checked(asked, lambda some: check_labels(labels, some), skip_bad)
     return (
         list(asked),
         [solved[i] for i in shots(solved, *drawn)],
         labels,
         skipped_lines(asked.skipped + solved.skipped),
     )
+
+
+def _checked(
+    asked: Examples[Labelled], check: Callable[[Sequence[Labelled]], Any], skip_bad: bool
+) -> Examples[Labelled]:
+    if not skip_bad:
+        check(asked)
+        return asked
+    kept = sifted(asked, check)
+    if not kept:
+        raise InputError(f"nothing is left but bad examples, the first: {kept.skipped[0]}")
+    return kept
+
+
+def _refuse_unclassed(examples: Sequence[Labelled]) -> None:
+    for example in examples:
+        if not isinstance(example.label, str):
+            raise InputError(f"{example.where}: has no class for a label; prompting needs one")
 
 
 def _rows(asked: list[Labelled], found: list[Answer]) -> list[list[str]]:

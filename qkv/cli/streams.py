@@ -13,8 +13,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qkv.cli.tasks import skipped_lines
-from qkv.errors import InputError
+from qkv.data.sifting import skipped_lines
+from qkv.errors import InputError, in_one_line
 
 if TYPE_CHECKING:
     from qkv.data.tasks.lines import Bad
@@ -79,10 +79,16 @@ def from_format(format: str, path: Path, columns: dict[str, Any], bad: Bad) -> I
     from qkv.evaluate.report import without_truth
     from qkv.tasks.said import shown
 
-    unasked = {name: None for name in _TRUTHS if name in settings_of(format)}
+    unasked: dict[str, str | None] = {name: None for name in _TRUTHS if name in settings_of(format)}
+    if "scheme" in settings_of(format):
+        unasked["scheme"] = "none"  # nor are tags that are not BIO
+    empty = True
     for example in stream(format, path, bad, columns={**unasked, **columns}):
+        empty = False
         known = without_truth(example)
         yield Input(shown(known), known.where, known)
+    if empty and not bad.reasons:
+        raise InputError(f"{path}: empty, no examples in it; give a file with at least one")
 
 
 class Stream:
@@ -103,8 +109,8 @@ class Stream:
             found = self._answered(window, first) if window else []
             self._note()
             good = good or bool(found)
-            if window and not good and self.skipped:  # all alike: it is hardly the lines that are bad
-                raise InputError(f"nothing is left but bad lines, the first: {self._reasons[0]}")
+            if not good and self.skipped:  # all alike: it is hardly the lines that are bad
+                raise InputError(f"nothing is left but bad examples, the first: {self._reasons[0]}")
             yield len(window), [line for lines in found for line in lines]
             first += len(window)
             if len(window) < size:
@@ -118,7 +124,7 @@ class Stream:
             if not self._bad.skip:
                 raise
             if len(window) == 1:
-                self._bad.reasons.append(str(error))
+                self._bad.reasons.append(in_one_line(error))
                 return []
         half = len(window) // 2
         return self._answered(window[:half], first) + self._answered(window[half:], first + half)

@@ -12,8 +12,6 @@ from qkv.errors import InputError
 if TYPE_CHECKING:
     from qkv.tasks.task import Task
 
-_LISTED = 20  # reasons of what was skipped that are told
-
 Columns = Annotated[
     list[str] | None,
     typer.Option("--column", metavar="WHAT=NAME", help="Of --format: a column or option, such as label=stars."),
@@ -53,13 +51,3 @@ def column_names(given: list[str] | None, **named: str | None) -> dict[str, Any]
             raise InputError(f"--column: '{one}' is not WHAT=NAME, such as label=stars")
         found[what] = {"true": True, "false": False, "none": None}.get(name, name)
     return found
-
-
-def skipped_lines(reasons: list[str], count: int | None = None) -> list[str]:
-    """What was left out, as a person is told: how many, and the first of them."""
-    count = len(reasons) if count is None else count
-    if not count:
-        return []
-    said = f"{count:,} bad {'line was' if count == 1 else 'lines were'} skipped"
-    more = [] if count <= _LISTED else [f"  … and {count - _LISTED:,} more"]
-    return [f"{said}:", *(f"  {reason}" for reason in reasons[:_LISTED]), *more]

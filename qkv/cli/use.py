@@ -25,7 +25,7 @@ Special = Annotated[
     bool, typer.Option("--special", help="Read special tokens in a text, such as T5's <extra_id_0>, as such.")
 ]
 File = Annotated[Path | None, typer.Option("--file", "-f", help="One input a line, or what --format says.")]
-Format = Annotated[str | None, typer.Option(help="Of --file: csv, tsv, jsonl, squad, conll and so on: docs/tasks.md.")]
+Format = Annotated[str | None, typer.Option(help="Of --file: csv, jsonl, squad, images and so on: docs/tasks.md.")]
 TextColumn = Annotated[str | None, typer.Option("--text", metavar="COLUMN", help="Of --format: where the text is.")]
 SecondColumn = Annotated[str | None, typer.Option("--second", metavar="COLUMN", help="Where the second text is.")]
 Best = Annotated[int, typer.Option(help="How many outputs an input gets (n-best).")]

@@ -79,6 +79,27 @@ class Chance(NamedTuple):
             place = number * _JUMP + count
         return np.concatenate(found)
 
+    def table(self, numbers: Ints, count: int, use: str) -> Words:
+        """`count` random words of each piece, all worked out at once where pieces are many and words few.  # [B, count]
+
+        A word is a piece's number and its own place, mixed with a key of seed, epoch and use (splitmix64, Steele et al.
+        2014).
+        """
+        if self.seed < 0 or self.epoch < 0:
+            raise InputError(f"seed {self.seed}, epoch {self.epoch}; set both to 0 or more")
+        origin = np.random.SeedSequence([self.seed, self.epoch, int.from_bytes(use.encode(), "big")])
+        key = origin.generate_state(1, np.uint64)
+        place = numbers.astype(np.uint64)[:, None] * np.uint64(count) + np.arange(count, dtype=np.uint64)
+        return _mixed(_mixed(place) ^ key)
+
+
+def _mixed(words: Words) -> Words:
+    """Each word as one that looks random: a step of splitmix64."""
+    found = (words + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        found = (found ^ (found >> np.uint64(shift))) * np.uint64(factor)
+    return found ^ (found >> np.uint64(31))
+
 
 def uniform(words: Words) -> Floats:
     """Numbers in [0, 1): the upper 53 bits of each word."""

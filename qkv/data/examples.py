@@ -1,4 +1,4 @@
-"""What a task is learned from, one frozen class a kind of example: labelled, tagged, asked, chosen.
+"""What a task is learned from, one frozen class a kind of example: labelled, tagged, asked, chosen, pictured.
 
 Sources with their targets (translation, summaries) are `qkv.data.pair`'s. Every example knows its `where`, "file:line"
 or "file: id", so that whatever is wrong with it later can still be found.
@@ -6,9 +6,14 @@ or "file: id", so that whatever is wrong with it later can still be found.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from qkv.errors import InputError
 
@@ -84,6 +89,7 @@ class Question:
     where: str
     answerable: bool | None = True  # None where nobody has said, as in a test set
     candidates: tuple[Answer, ...] = ()  # what the answer is to be chosen from (ReCoRD's entities), if not any span
+    title: str = ""  # of the article that the context is from
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +102,30 @@ class Choice:
     where: str
     second: str | None = None
     id: str = ""
+
+
+Pixels = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True, eq=False)  # arrays have no single truth value to compare by
+class Pictured:
+    """A picture and the class of what it shows."""
+
+    picture: Pixels | Path  # [H, W] or [H, W, C], a view of a larger array; or a file, opened when it is needed
+    where: str
+    label: str | None = None
+    id: str = ""
+
+    def content(self) -> bytes:
+        """The same for the same picture, wherever it lies."""
+        if isinstance(self.picture, Path):
+            try:
+                said = self.picture.read_bytes()
+            except OSError as error:
+                raise InputError(f"{self.where}: cannot be read ({error.strerror})") from None
+        else:
+            said = str(self.picture.shape).encode() + self.picture.tobytes()
+        return hashlib.blake2b(said, digest_size=16).digest()
 
 
 def refuse_outside(start: int, end: int, text: str, where: str, what: str = "span") -> None:

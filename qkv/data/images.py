@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import numpy as np
 import torch
@@ -83,21 +85,42 @@ class Images:
 
     def read(self, picture: Picture) -> Tensor:
         """A file, a pillow image or an array of bytes as the model wants it.  # [C, H, W]"""
+        return torch.from_numpy(np.ascontiguousarray(self._scaled(self.pixels(picture)).transpose(2, 0, 1)))
+
+    def pixels(self, picture: Picture) -> np.ndarray:
+        """The same in its size and colours, still in bytes.  # [H, W, C]"""
+        if self.fits(picture):
+            return picture.reshape(*picture.shape[:2], -1)
         name = str(picture) if isinstance(picture, str | Path) else "the picture"
         image = self._framed(self._coloured(_opened(picture, name)))
         pixels = np.asarray(image).reshape(image.height, image.width, -1)  # [H, W, C]
         if self.mean is not None and len(self.mean) != pixels.shape[-1]:
             wanted = f"{PREPROCESSOR} has means for {len(self.mean)}"
             raise InputError(f"{name}: has {pixels.shape[-1]} channels and {wanted}; convert it first")
-        return torch.from_numpy(np.ascontiguousarray(self._scaled(pixels).transpose(2, 0, 1)))
+        return pixels
+
+    def fits(self, picture: Picture) -> TypeGuard[np.ndarray]:
+        """Whether it is an array as it should be, so that pillow, which takes its time, has nothing to do."""
+        if not isinstance(picture, np.ndarray) or picture.dtype != np.uint8 or picture.ndim not in (2, 3):
+            return False
+        channels = 1 if picture.ndim == 2 else picture.shape[-1]
+        known = self.mean is not None and channels == len(self.mean) == (3 if self.rgb else channels)
+        return known and picture.shape[:2] == self.size == (self.crop or self.size)
+
+    def scaled(self, pixels: np.ndarray) -> Tensor:
+        """Pixels of one size as numbers, each what `read` makes of it.  # [B, H, W, C] -> [B, C, H, W]"""
+        channels = pixels.shape[-1]
+        values = self._scaled(np.repeat(np.arange(256, dtype=np.uint8)[:, None], channels, 1))  # [256, C]
+        found = np.empty((len(pixels), channels, *pixels.shape[1:3]), np.float32)
+        for channel in range(channels):
+            # a byte is never outside, and to look that up first would take longer than the rest
+            np.take(values[:, channel], pixels[..., channel], out=found[:, channel], mode="clip")
+        return torch.from_numpy(found)
 
     def read_batch(self, pictures: Iterable[Picture]) -> Tensor:
         """Several pictures of one size.  # [B, C, H, W]"""
         read = [self.read(picture) for picture in pictures]
-        shapes = sorted({tuple(one.shape) for one in read})
-        if len(shapes) != 1:
-            found = " and ".join(str(list(shape)) for shape in shapes[:2]) or "none at all"
-            raise InputError(f"pictures of one batch must come out in one size; these are {found}")
+        refuse_mixed(read)
         return torch.stack(read)
 
     def _coloured(self, image: Image) -> Image:
@@ -106,7 +129,7 @@ class Images:
         wanted = None if self.mean is None else len(self.mean)
         if image.mode in _PLAIN and wanted in (None, len(image.getbands())):
             return image
-        return image.convert("RGB")
+        return image.convert("L" if wanted == 1 else "RGB")
 
     def _framed(self, image: Image) -> Image:
         if isinstance(self.size, int):
@@ -130,26 +153,61 @@ class Images:
 
 
 def _opened(picture: Picture, name: str) -> Image:
-    from PIL import Image, ImageOps, UnidentifiedImageError
+    from PIL import Image, ImageOps
 
     if isinstance(picture, np.ndarray | Tensor):
         return Image.fromarray(_bytes(np.asarray(picture)))
-    try:
+    with _refusing(name):
         if isinstance(picture, Image.Image):
             picture.load()  # only now is the file behind it read
             image = picture
         else:
             with Image.open(picture) as file:
                 image = ImageOps.exif_transpose(file).convert("RGB")  # as theirs, which drops a file's transparency
+    if 0 in image.size:
+        raise InputError(f"{name}: has no pixels")
+    return image
+
+
+def check(path: Path) -> None:
+    """Refuses a file that `Images.read` would refuse, in as little time as that takes."""
+    from PIL import Image
+
+    with _refusing(str(path)), Image.open(path) as file:
+        file.draft("L", (1, 1))  # of a JPEG all is read, and an eighth of it worked out
+        file.load()
+
+
+def as_png(picture: Picture, side: int) -> bytes:
+    """A picture, made smaller where its longer side has more pixels, for a page."""
+    image = _opened(picture, str(picture) if isinstance(picture, str | Path) else "the picture").copy()
+    image.thumbnail((side, side))
+    packed = io.BytesIO()
+    image.save(packed, "PNG")
+    return packed.getvalue()
+
+
+def refuse_mixed(prepared: Sequence[np.ndarray | Tensor]) -> None:
+    """A batch is of one size, and has a picture."""
+    shapes = sorted({tuple(one.shape) for one in prepared})
+    if len(shapes) != 1:
+        found = " and ".join(str(list(shape)) for shape in shapes[:2]) or "none at all"
+        raise InputError(f"pictures of one batch must come out in one size; these are {found}")
+
+
+@contextmanager
+def _refusing(name: str) -> Iterator[None]:
+    """What pillow cannot read is said in a line."""
+    from PIL import UnidentifiedImageError
+
+    try:
+        yield
     except UnidentifiedImageError:
         raise InputError(f"{name}: not a picture; give a JPEG, PNG or another file that pillow reads") from None
     except Exception as error:  # pillow's readers raise whatever a broken file makes them stumble over
         if isinstance(error, OSError) and error.errno is not None:
             raise InputError(f"{name}: cannot be read ({error.strerror})") from None
         raise InputError(f"{name}: a broken picture ({' '.join(str(error).split())})") from None
-    if 0 in image.size:
-        raise InputError(f"{name}: has no pixels")
-    return image
 
 
 def _bytes(array: np.ndarray) -> np.ndarray:

@@ -1,13 +1,13 @@
-"""Which labels the examples have, and which they should not have or lack."""
+"""Which labels the examples have, and which they should not have."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from qkv.data.examples import Examples, Labelled, Tagged
+from qkv.data.examples import Examples, Labelled, Pictured, Tagged
 from qkv.errors import InputError
 
-Classified = Labelled | Tagged
+Classified = Labelled | Tagged | Pictured
 _SHOWN = 12  # labels listed in a message: a line that a person can read
 
 
@@ -33,16 +33,6 @@ def check_labels(known: Iterable[str], examples: Sequence[Classified], skip_bad:
             raise InputError(said)
         good.skipped.append(said)
     return good
-
-
-def check_classes(labels: Iterable[str], examples: Sequence[Classified]) -> None:
-    """Each of the `labels` needs an example: a class without one cannot be learned, nor its score be computed."""
-    found = set(labels_of(examples))
-    empty = [label for label in labels if label not in found]
-    if empty:
-        place = examples[0].where.rpartition(":")[0] if examples else "no examples"
-        which = f"label '{empty[0]}'" if len(empty) == 1 else f"{len(empty)} labels: {_listed(empty)}"
-        raise InputError(f"{place}: no example has the {which}; take it out of the labels or add examples")
 
 
 def _labels(example: Classified) -> Iterator[tuple[str, str]]:

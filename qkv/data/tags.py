@@ -30,11 +30,9 @@ def scheme_of(sentences: Iterable[Sequence[str]]) -> str | None:
     shaped = sum(counts[tag] for tag in {*chunks, OUTSIDE})
     if not chunks or 2 * shaped < counts.total():  # a few that look like chunks do not make a scheme, nor unmake one
         return None
-    if any(tag[0] in "ES" for tag in chunks):
-        return "BIOES"
-    # One slip in a long file must not turn it into the other scheme: the one that is broken less often it is.
-    broken = {scheme: sum(breach(sentence, scheme) is not None for sentence in sentences) for scheme in ("BIO", "IOB1")}
-    return "BIO" if broken["BIO"] <= broken["IOB1"] else "IOB1"
+    # One slip in a long file must not turn it into another scheme: the one that is broken least often it is.
+    likely = ("BIOES", "BIO", "IOB1") if any(tag[0] in "ES" for tag in chunks) else ("BIO", "IOB1")
+    return min(likely, key=lambda scheme: sum(breach(sentence, scheme) is not None for sentence in sentences))
 
 
 def breach(tags: Sequence[str], scheme: str) -> Breach | None:

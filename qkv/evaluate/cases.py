@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
-from qkv.data.examples import Choice, Labelled, Question, Tagged
+from qkv.data.examples import Choice, Labelled, Pictured, Question, Tagged
+from qkv.data.images import as_png
 from qkv.evaluate.answers import exact, overlap
 
 Mark = Literal["", "right", "wrong", "missed"]
 _LONGEST = 1200  # characters of a text that are shown
 _AROUND = 200  # characters of a context on both sides of what is marked in it
+_SIDE = 112  # pixels of a picture that are shown at most
 _NONE = "(none)"
 
 
@@ -45,6 +48,7 @@ class Case:
     right: str
     confidence: float | None
     lines: tuple[tuple[Piece, ...], ...]
+    picture: str = ""  # as a page has it inside, data:image/png;…
 
 
 def error(judged: Judged) -> float:
@@ -81,7 +85,12 @@ def case(judged: Judged) -> Case:
         _named(_right(judged), example),
         judged.confidence,
         show(judged),
+        _pictured(example) if isinstance(example, Pictured) else "",
     )
+
+
+def _pictured(example: Pictured) -> str:
+    return f"data:image/png;base64,{base64.b64encode(as_png(example.picture, _SIDE)).decode()}"
 
 
 def _right(judged: Judged) -> Any:
@@ -176,7 +185,11 @@ def _chosen(judged: Judged) -> tuple[tuple[Piece, ...], ...]:
     return tuple(lines)
 
 
-_SHOWN = {Labelled: _labelled, Tagged: _tagged, Question: _asked, Choice: _chosen}
+def _nothing(judged: Judged) -> tuple[tuple[Piece, ...], ...]:  # noqa: ARG001  # a picture has no text
+    return ()
+
+
+_SHOWN = {Labelled: _labelled, Tagged: _tagged, Question: _asked, Choice: _chosen, Pictured: _nothing}
 
 
 def _cut(text: str, longest: int = _LONGEST) -> str:

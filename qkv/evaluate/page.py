@@ -56,6 +56,8 @@ svg { display: block; font-size: 11px; } svg text { fill: var(--ink); dominant-b
 .charts figure { margin: 0; } .charts svg { width: 100%; height: auto; } figcaption { font-size: .88rem; }
 .case { background: var(--card); border-radius: .5rem; padding: .6rem .8rem; margin: .6rem 0; }
 .case p { margin: .15rem 0; white-space: pre-wrap; } .case .told { white-space: normal; }
+.case img { float: left; width: 5rem; margin-right: .8rem; border-radius: .3rem; image-rendering: pixelated; }
+.case:has(img) { display: flow-root; }
 .verdict { display: flex; flex-wrap: wrap; gap: .1rem .8rem; align-items: baseline; font-size: .92rem; }
 .verdict .sure { margin-left: auto; } .is-wrong { color: var(--red); } .is-right { color: var(--green); }
 mark { color: inherit; background: none; border-bottom: 3px solid; padding: 0 .05em; }
@@ -219,7 +221,8 @@ def _case(one: Case) -> str:
     sure = f'<span class="sure">{one.confidence:.1%} sure</span>' if one.confidence is not None else ""
     lines = "".join(f"<p>{''.join(map(_piece, line))}</p>" for line in one.lines)
     place = f'<p class="told">{escape(one.where)}</p>' if one.where else ""
-    return f'<div class="case"><div class="verdict">{verdict}{sure}</div>{lines}{place}</div>'
+    shown = f'<img src="{escape(one.picture)}" alt="{escape(one.where)}">' if one.picture else ""
+    return f'<div class="case">{shown}<div class="verdict">{verdict}{sure}</div>{lines}{place}</div>'
 
 
 def _piece(piece: Piece) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.data.examples import Choice, Labelled, Question, Tagged
+from qkv.data.examples import Choice, Labelled, Pictured, Question, Tagged
 from qkv.errors import InputError, nearest
 from qkv.evaluate.cases import Case, Judged, case, error
 from qkv.evaluate.classification import confusion
@@ -179,7 +179,7 @@ def main_figures(names: Sequence[str], most: int = 4) -> list[str]:
 
 def has_truth(example: Any) -> bool:
     """Whether somebody has said what is right."""
-    if isinstance(example, Labelled):
+    if isinstance(example, Labelled | Pictured):
         return example.label is not None
     if isinstance(example, Tagged):
         return example.tags is not None
@@ -190,7 +190,7 @@ def has_truth(example: Any) -> bool:
 
 def without_truth(example: Any) -> Any:
     """As it is asked where only the prediction counts: a label that training never saw does not matter then."""
-    if isinstance(example, Labelled):
+    if isinstance(example, Labelled | Pictured):
         return replace(example, label=None)
     if isinstance(example, Tagged):
         return replace(example, tags=None)
@@ -230,6 +230,8 @@ def as_json(found: Report) -> dict[str, Any]:
     told["figures"] = {
         name: {"value": figure.value, "low": figure.low, "high": figure.high} for name, figure in found.figures.items()
     }
+    for one in told["worst"]:
+        del one["picture"]  # `where` names it
     if found.confusion is not None:
         mistakes = found.confusion.mistakes()
         told["confusions"] = [dict(zip(("right", "predicted", "count"), one, strict=True)) for one in mistakes]

@@ -291,11 +291,13 @@ def _head(head: spec.Head, own: Times) -> Iterator[_Piece]:
         if isinstance(head.pool, spec.Attention):  # one learned query a sequence
             width = head.pool.output
             yield from _attention(_Place("head", head.pool, "1", own))
+    read = head.joined * width
     if head.dense is not None:
-        yield _Piece("head dense", "linear", times, width * width, kept=2 * width)
+        yield _Piece("head dense", "linear", times, read * width, kept=2 * width)
+        read = width
     if head.kind == "pooler":
         return
-    yield _Piece("head", "linear", times, width * head.outputs, kept=2 * head.outputs)  # logits and their softmax
+    yield _Piece("head", "linear", times, read * head.outputs, kept=2 * head.outputs)  # logits and their softmax
 
 
 def _by_part(pieces: Iterable[_Piece], lengths: dict[Times, int], tokens: int = 1) -> dict[str, int]:

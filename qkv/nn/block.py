@@ -18,7 +18,7 @@ from qkv.nn.dropout import dropout
 from qkv.nn.feedforward import FeedForward
 from qkv.nn.mask import Mask
 from qkv.nn.norm import norm
-from qkv.nn.ragged import Ragged
+from qkv.nn.ragged import Ends, Ragged
 
 
 class Residual(nn.Module):
@@ -68,13 +68,23 @@ class Block(nn.Module):
         memory: Ragged | None = None,
         bias: Bias | None = None,
         cache: Cache | None = None,
+        ends: Ends | None = None,
     ) -> Ragged:
+        if ends is not None:
+            return self._at_ends(x, ends)
         heads = self.attention.mix(*self.ask(x.values), x.layout, x.layout, mask, bias, cache)  # [T, H, value]
         if self.cross is None or memory is None:
             return x.like(self.answer(x.values, heads))
         y, q = self.turn(x.values, heads)
         k, v = self.cross.keys_and_values(memory.values)
         return x.like(self.close(y, self.cross.mix(q, k, v, x.layout, memory.layout)))
+
+    def _at_ends(self, x: Ragged, ends: Ends) -> Ragged:
+        """For one token of each sequence, which looks at all of them; the others need no more than keys and values."""
+        few = x.values.index_select(0, ends.rows)  # [B, width]
+        q = self.attention.queries(self.around_attention.before(few))
+        k, v = self.attention.keys_and_values(self.around_attention.before(x.values))
+        return Ragged(self.answer(few, self.attention.mix(q, k, v, ends.layout, x.layout)), ends.layout)
 
     # Between two looks at other tokens each token is worked on for itself. These parts know no lengths, so that one
     # compiled form of each serves batches of any shape.

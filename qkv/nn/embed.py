@@ -12,7 +12,7 @@ from qkv.errors import InputError
 from qkv.nn.dropout import dropout
 from qkv.nn.norm import norm
 from qkv.nn.position import Learned, Sinusoid
-from qkv.nn.ragged import Ragged
+from qkv.nn.ragged import Layout, Ragged
 
 
 class Embed(nn.Module):
@@ -74,10 +74,15 @@ class Patches(nn.Module):
         for parameter in (self.whole, self.position):
             nn.init.trunc_normal_(parameter, std=spread)
 
-    def forward(self, images: Tensor) -> Ragged:
-        """[B, channels, image, image] -> [B * length, width]"""
+    def forward(self, images: Tensor | Ragged) -> Ragged:
+        """[B, channels, image, image] -> [B * length, width]
+
+        Whoever knows the layout of what comes out may give it with them: a CUDA graph cannot make one.
+        """
+        layout = images.layout if isinstance(images, Ragged) else None
+        images = images.values if isinstance(images, Ragged) else images
         wanted = [self.spec.channels, self.spec.image, self.spec.image]
-        if not isinstance(images, Tensor):
+        if layout is not None and (images.dim() != 4 or layout.sizes != (self.spec.length,) * len(images)):
             raise InputError("this model looks at images; it was given tokens")
         if images.dim() != 4 or list(images.shape[1:]) != wanted:
             raise InputError(f"images of {list(images.shape)}; this model takes [batch, {', '.join(map(str, wanted))}]")
@@ -88,4 +93,4 @@ class Patches(nn.Module):
         x = torch.cat([self.whole.expand(len(images), -1, -1), patches], 1) + self.position
         if self.training and self.spec.dropout:
             x = dropout(x, self.spec.dropout)
-        return Ragged.of(x.flatten(0, 1), [self.spec.length] * len(images))
+        return Ragged(x.flatten(0, 1), layout or Layout([self.spec.length] * len(images), x.device))

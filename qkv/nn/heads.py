@@ -10,7 +10,7 @@ from qkv.nn.attention import Attention
 from qkv.nn.dropout import dropout
 from qkv.nn.feedforward import ACTIVATIONS
 from qkv.nn.norm import norm
-from qkv.nn.ragged import Ragged
+from qkv.nn.ragged import End, Ragged
 
 
 class AttentionPool(nn.Module):
@@ -43,10 +43,18 @@ class Head(nn.Module):
         self.spec = s
         self.pool = AttentionPool(s.pool) if isinstance(s.pool, spec.Attention) else None
         width = s.pool.output if isinstance(s.pool, spec.Attention) else s.width
-        self.dense = None if s.dense is None else nn.Linear(width, width)
+        read = s.joined * width
+        self.dense = None if s.dense is None else nn.Linear(read, width)
         self.norm = None if s.norm is None else norm(s.norm, width)
-        self.linear = None if s.kind == "pooler" else nn.Linear(width, s.outputs, bias=s.bias)
+        self.linear = None if s.kind == "pooler" else nn.Linear(width if self.dense else read, s.outputs, bias=s.bias)
         self.register_buffer("offset", torch.zeros(1, s.outputs) if s.offset else None)
+
+    @property
+    def end(self) -> End | None:
+        """Which token of a sequence it reads, where it is one."""
+        if self.pool is not None or self.spec.at_each_token:
+            return None
+        return "last" if self.spec.pool == "last" else "first"
 
     def forward(self, hidden: Ragged | Tensor) -> Tensor:
         """All hidden states, or rows that somebody chose: logits of those.  # [T or B or R, outputs]"""
@@ -82,5 +90,6 @@ class Head(nn.Module):
         if self.pool is not None:
             pooled: Tensor = self.pool(hidden)
             return pooled
-        ends = hidden.layout.offsets.long()  # [B + 1]
-        return hidden.values[ends[1:] - 1 if self.spec.pool == "last" else ends[:-1]]
+        if hidden.layout.longest == 1:
+            return hidden.values  # as a body gives them that was told of `end`
+        return hidden.values.index_select(0, hidden.layout.ends(self.end or "first").rows)  # [B, width]

@@ -16,9 +16,9 @@ from qkv.nn.adapter import OWN, adapt, merge
 from qkv.nn.attention import Attention
 from qkv.nn.embed import Embed, Patches
 from qkv.nn.heads import Head
-from qkv.nn.mix import Mix, last_four
+from qkv.nn.mix import joined, last_four, mix_of
 from qkv.nn.position import Learned, Relative
-from qkv.nn.ragged import Ragged
+from qkv.nn.ragged import End, Ragged
 from qkv.nn.recurrent import Recurrent, RecurrentDecoder, RecurrentState
 from qkv.nn.stack import Encoded, Stack, StackState
 
@@ -41,11 +41,13 @@ class Model(nn.Module):
     """What all shells share: a spec and the device they live on."""
 
     frozen: bool = False  # the body is not trained, and its dropout is off
+    head: Head | None
+    beside: Head | None
 
     def __init__(self, s: spec.Model):
         super().__init__()
         self.spec = s
-        self.mix = _mix(s)
+        self.mix = mix_of(s)
 
     def tie(self) -> None:
         """Makes one tensor of what the spec says is one; a model that shares nothing has nothing to do."""
@@ -72,9 +74,11 @@ class Model(nn.Module):
                 part.eval()
         return self
 
-    def _hidden(self, stack: nn.Module, x: Ragged, memory: Encoded | None = None) -> Encoded:
-        """What a head reads of the last stack's layers."""
+    def _hidden(self, stack: nn.Module, x: Ragged, memory: Encoded | None = None, only: End | None = None) -> Encoded:
+        """What a head reads of the last stack's layers; `only` this token of each sequence where that is cheaper."""
         if self.spec.read == "last":
+            if only is not None and isinstance(stack, Stack):
+                return _encoded(stack(x, memory, read=only))
             return _encoded(stack(x) if memory is None else stack(x, memory))
         assert isinstance(stack, Stack)
         layers = stack.layers(x, memory)
@@ -113,9 +117,9 @@ class Encoder(Model):
 
         Not `last`: what the head's last linear layer reads, for who has a cheaper use of it than all its logits.
         """
-        hidden = self.encode(source, segments).hidden
         if self.head is None:
-            return hidden.values
+            return self.encode(source, segments).hidden.values
+        hidden = self._hidden(self.encoder, self.embed(source, segments), only=self.head.end).hidden
         return _judged(self.head, hidden, at, last)
 
     def both(
@@ -130,8 +134,6 @@ class _Stepping(Model):
 
     target: Embed
     decoder: Stack | RecurrentDecoder
-    head: Head | None
-    beside: Head | None
 
     def tie(self) -> None:
         """Makes one tensor of what the spec says is one; again after weights were replaced."""
@@ -183,8 +185,10 @@ class Decoder(_Stepping):
 
     def forward(self, tokens: Ragged, at: Tensor | None = None, *, last: bool = True) -> Tensor:
         """Hidden [T, width]; with a head, its logits, or what its `last` layer reads. `at`: only for these tokens."""
-        hidden = self.encode(tokens).hidden
-        return hidden.values if self.head is None else _judged(self.head, hidden, at, last)
+        if self.head is None:
+            return self.encode(tokens).hidden.values
+        hidden = self._hidden(self.decoder, self.target(tokens), only=self.head.end).hidden
+        return _judged(self.head, hidden, at, last)
 
     def both(self, tokens: Ragged, at: Tensor | None = None, *, last: bool = True) -> tuple[Tensor, Tensor]:
         """The logits of a model with two heads, as GPT's fine-tuning has them; `last` is about the first."""
@@ -268,13 +272,22 @@ def build(s: spec.Model) -> Encoder | Decoder | EncoderDecoder:
 
 
 def altered(model: Model, read: spec.Read, adapters: spec.Adapters | None) -> None:
-    """Lets a model's head read other layers, and puts adapters on the model or merges those that it has."""
+    """Lets a model's head read other layers, and puts adapters on the model or merges those that it has.
+
+    A head that then reads more vectors or fewer than it did begins afresh.
+    """
     if model.spec.adapters is not None:
         merge(model)
     if adapters is not None:
         adapt(model, adapters)
     model.spec = spec.replace(model.spec, read=read, adapters=adapters)
-    model.mix = _mix(model.spec)
+    model.mix = mix_of(model.spec)
+    head, count = model.spec.head, joined(model.spec)
+    if head is not None and head.joined != count:
+        model.spec = spec.replace(model.spec, head=spec.replace(head, joined=count))
+        model.head = _heads(model.spec)[0]
+        assert model.head is not None
+        initialise(model.spec, model.head.train(model.training).modules())
 
 
 def beside_body(name: str) -> bool:
@@ -352,17 +365,6 @@ def _encoder(s: spec.Stack | spec.Recurrent | None) -> Stack | Recurrent:
     return Stack(s) if isinstance(s, spec.Stack) else Recurrent(s)
 
 
-def _mix(s: spec.Model) -> Mix | None:
-    if s.read == "last":
-        return None
-    body = s.encoder if s.decoder is None else s.decoder
-    if not isinstance(body, spec.Stack):
-        raise InputError(f"{s.family}: of a recurrent body a head reads the last layer alone")
-    if s.head is not None and s.head.kind == "lm":
-        raise InputError(f"{s.family}: a head that writes reads the last layer alone")
-    return Mix(body.depth + 1) if s.read == "mix" else None
-
-
 def _encoded(out: Any) -> Encoded:
     assert isinstance(out, Encoded)  # nn.Module calls are untyped
     return out
@@ -375,6 +377,8 @@ def _heads(s: spec.Model) -> tuple[Head | None, Head | None]:
         raise InputError(f"{s.family}: a tied head needs the vocabulary and the width of the embedding")
     if s.head is None and s.beside is not None:
         raise InputError(f"{s.family}: a head stands beside none; make it the head")
+    if s.head is not None and s.head.joined != joined(s):  # one that an earlier release wrote read their mean
+        raise InputError(f"{s.family}: its head does not read {s.read} of its layers side by side; train it again")
     return (None if s.head is None else Head(s.head)), (None if s.beside is None else Head(s.beside))
 
 

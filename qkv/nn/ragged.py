@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,8 +23,21 @@ class TimeMajor(NamedTuple):
     rows: list[int]  # `order`, on the host
 
 
+End = Literal["first", "last"]
+_ENDS: tuple[End, ...] = ("first", "last")
+
+
+class Ends(NamedTuple):
+    """One token of each sequence."""
+
+    rows: Tensor  # [B] where they lie
+    layout: Layout  # of these tokens alone
+
+
 class Layout:
     """Where each sequence lies in a packed batch, on the host and on the device; shared by all layers."""
+
+    framed: bool = False  # others with as many tokens and sequences come in its place; see `qkv.train.frame`
 
     def __init__(self, sizes: Sequence[int], device: torch.device | str = "cpu"):
         self.sizes = tuple(int(n) for n in sizes)
@@ -64,6 +77,37 @@ class Layout:
             self.plans["real"] = torch.arange(self.longest, device=self.device) < self.lengths[:, None]
         real: Tensor = self.plans["real"]
         return real
+
+    def ends(self, which: End) -> Ends:
+        if which not in self.plans:
+            self.plans[which] = Ends(self._rows(which), Layout([1] * len(self), self.device))
+        found: Ends = self.plans[which]
+        return found
+
+    def _rows(self, which: End) -> Tensor:
+        return (self.offsets[:-1] if which == "first" else self.offsets[1:] - 1).long()  # [B]
+
+    def to(self, device: torch.device | str) -> Layout:
+        moved = Layout(self.sizes, device)
+        moved.framed, moved.longest = self.framed, self.longest
+        return moved
+
+    def refill(self, other: Layout) -> None:
+        """Another's places, written where a recording reads these; what else was planned stays as it is."""
+        for mine, its in (
+            (self.lengths, other.lengths),
+            (self.offsets, other.offsets),
+            (self.positions, other.positions),
+        ):
+            mine.copy_(its)
+        for which in _ENDS:
+            if which in self.plans:
+                self.plans[which].rows.copy_(other._rows(which))
+
+    @property
+    def refillable(self) -> bool:
+        """Whether nothing was planned about it that `refill` leaves as it is."""
+        return all(which in _ENDS and not ends.layout.plans for which, ends in self.plans.items())
 
     def time_major(self) -> TimeMajor:
         if "time" not in self.plans:
@@ -138,7 +182,7 @@ class Ragged:
         return Ragged(values, self.layout)
 
     def to(self, device: torch.device | str) -> Ragged:
-        return Ragged(self.values.to(device, non_blocking=True), Layout(self.layout.sizes, device))
+        return Ragged(self.values.to(device, non_blocking=True), self.layout.to(device))
 
     def shifted(self, first: int) -> Ragged:
         """What a decoder reads that judges its own source: a first token, then the source without its last one."""

@@ -19,7 +19,7 @@ from qkv.nn.dropout import dropout
 from qkv.nn.mask import Causal, Full, Mask
 from qkv.nn.norm import norm
 from qkv.nn.position import Relative
-from qkv.nn.ragged import Ragged
+from qkv.nn.ragged import End, Ends, Ragged
 
 
 @dataclass
@@ -53,43 +53,60 @@ class Stack(nn.Module):
         self.norm = norm(s.block.norm, s.width) if s.final_norm else None
         self.relative = None if s.relative is None else Relative(s.relative, s.block.attention.heads, s.causal)
 
-    def forward(self, x: Ragged, memory: Encoded | None = None, state: StackState | None = None) -> Encoded:
-        """All tokens at once; a state's caches are filled with them."""
+    def forward(
+        self, x: Ragged, memory: Encoded | None = None, state: StackState | None = None, read: End | None = None
+    ) -> Encoded:
+        """All tokens at once; a state's caches are filled with them.
+
+        Who will `read` one token of each sequence gets those alone, where the last block can leave the others out.
+        """
         last = x
-        for last in self._walk(x, memory, state):  # noqa: B007  # one layer's output is alive at a time
+        ends = x.layout.ends(read) if read is not None and self._may_leave_out(read, memory, state) else None
+        for last in self._walk(x, memory, state, ends):  # noqa: B007  # one layer's output is alive at a time
             pass
-        return Encoded(x.like(self._last(last.values)))
+        return Encoded(last.like(self._last(last.values)))
+
+    def _may_leave_out(self, read: End, memory: Encoded | None, state: StackState | None) -> bool:
+        """The token has to see its whole sequence, and nobody else may want the others or their distances."""
+        sees_all = read == "last" or not self.spec.causal
+        plain = memory is None and state is None and self.relative is None
+        return sees_all and plain and not _watched(self.blocks[-1])
 
     def layers(self, x: Ragged, memory: Encoded | None = None) -> list[Tensor]:
         """What goes into the first block and what comes out of each, the last one behind the final norm."""
         found = [x.values, *(y.values for y in self._walk(x, memory, None))]
         return [*found[:-1], self._last(found[-1])]  # [T, width] each
 
-    def _walk(self, x: Ragged, memory: Encoded | None, state: StackState | None) -> Iterator[Ragged]:
+    def _walk(
+        self, x: Ragged, memory: Encoded | None, state: StackState | None, ends: Ends | None = None
+    ) -> Iterator[Ragged]:
         hidden = None if memory is None else memory.hidden
         bias = None if self.relative is None else _Distances(self.relative)
         twice = self.recompute and self.training and torch.is_grad_enabled() and state is None
         for layer, block in enumerate(self.blocks):
+            only = ends if layer == len(self.blocks) - 1 else None
             if twice and not _watched(block):  # who watches would be told twice
-                x = self._forgetful(block, x, hidden, bias)
+                x = self._forgetful(block, x, hidden, bias, only)
             else:
-                x = block(x, self.mask, hidden, bias, None if state is None else state.caches[layer])
+                x = block(x, self.mask, hidden, bias, None if state is None else state.caches[layer], only)
             yield x
 
-    def _forgetful(self, block: nn.Module, x: Ragged, memory: Ragged | None, bias: _Distances | None) -> Ragged:
+    def _forgetful(
+        self, block: nn.Module, x: Ragged, memory: Ragged | None, bias: _Distances | None, ends: Ends | None
+    ) -> Ragged:
         """A block of which nothing but its input is kept until its gradient is asked for."""
         asking, looked_at = x.layout, None if memory is None else memory.layout
 
         def forward(values: Tensor, remembered: Tensor | None) -> Tensor:
             there = None if remembered is None or looked_at is None else Ragged(remembered, looked_at)
-            out: Tensor = block(Ragged(values, asking), self.mask, there, bias).values
+            out: Tensor = block(Ragged(values, asking), self.mask, there, bias, None, ends).values
             return out
 
         # tensors go in bare: from them torch sees on which device dropout's random state is to be kept
         remembered = None if memory is None else memory.values
         values = checkpoint(forward, x.values, remembered, use_reentrant=False, preserve_rng_state=True)
         assert isinstance(values, Tensor)
-        return x.like(values)
+        return x.like(values) if ends is None else Ragged(values, ends.layout)
 
     def start(self, memory: Encoded | None, rows: int, limit: int, like: Tensor) -> StackState:
         blocks = [b for b in self.blocks if isinstance(b, Block)]

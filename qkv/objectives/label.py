@@ -17,7 +17,7 @@ from qkv.objectives.term import Term
 class Inputs(NamedTuple):
     """A batch as the model takes it, and what it should say."""
 
-    source: Ragged  # [T]
+    source: Ragged  # [T]; pictures [B, C, H, W], in the layout of the tokens that they become
     segments: Tensor | None  # [T]
     at: Tensor | None  # [M] the tokens that are judged; None: all, or whole sequences
     labels: Tensor  # [M] of tokens or sequences; [B, labels] several at once; [B, 2] first and last token of a span

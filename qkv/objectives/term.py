@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from qkv.nn import Layout, Ragged
+from qkv.nn import Ragged
 
 AnyBatch = TypeVar("AnyBatch", bound=tuple[Any, ...])
 
@@ -40,7 +40,7 @@ def to_device(batch: AnyBatch, device: torch.device | str) -> AnyBatch:
 
 def _moved(field: Any, device: torch.device) -> Any:
     if isinstance(field, Ragged):
-        return Ragged(_moved(field.values, device), Layout(field.layout.sizes, device))
+        return Ragged(_moved(field.values, device), field.layout.to(device))
     if not isinstance(field, Tensor):
         return field
     return field.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else field.to(device)

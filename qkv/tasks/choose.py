@@ -90,8 +90,9 @@ class Choose:
 
 
 def _check(example: Choice) -> None:
-    if not example.options:
-        raise InputError(f"{example.where}: there are no options to choose from; give at least two")
+    if len(example.options) < 2:
+        given = "there is one option" if example.options else "there are no options"
+        raise InputError(f"{example.where}: {given} to choose from; give at least two")
     if not all(option.strip() for option in example.options):
         raise InputError(f"{example.where}: an option is empty; fill it in, or remove it")
     if example.right is not None and not 0 <= example.right < len(example.options):

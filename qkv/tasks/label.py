@@ -21,7 +21,7 @@ from qkv.objectives import label
 from qkv.objectives.label import Inputs
 from qkv.objectives.term import Term
 from qkv.tasks import texts
-from qkv.tasks.task import Asked, pack, refuse_others, refuse_unlabelled
+from qkv.tasks.task import Asked, pack, places, refuse_others, refuse_unlabelled
 from qkv.text.tokeniser import Tokeniser
 
 
@@ -49,7 +49,7 @@ class Several:
         refuse_unlabelled(self, examples, Labelled)
         found = labels_of(examples)
         if not found:
-            raise InputError("task label: no example has a label; is it the right column?")
+            raise InputError(f"{places(examples)}: no example has a label; is it the right column?")
         return tuple(found)
 
     def ask(

@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from qkv.data.examples import Choice, Labelled, Question, Tagged
+from qkv.data.examples import Choice, Labelled, Pictured, Question, Tagged
 from qkv.data.tags import cut, scheme_of, tagged
 from qkv.errors import InputError
 from qkv.evaluate.entities import entities
@@ -76,10 +77,12 @@ def settled(task: Task[Any], said: Sequence[Said], truths: Sequence[Any]) -> lis
 
 
 def example_of(task: Task[Any], given: str, where: str) -> Any:
-    """A line of text as the task takes it; texts that belong together have a tab between them."""
+    """A line of text as the task takes it: texts that belong together have a tab between them, a picture is a file."""
     texts = given.split("\t")
     if not all(text.strip() for text in texts):
         raise InputError(f"{where}: is empty; give some text")
+    if task.name == "picture":
+        return Pictured(Path(given), where)
     if task.name in ("classify", "rate", "label"):
         if len(texts) > 2:
             raise InputError(f"{where}: this model takes one text or two, not {len(texts)}")
@@ -102,6 +105,8 @@ def shown(example: Any) -> str:
         return f"{example.question}\t{example.context}"
     if isinstance(example, Choice):
         return "\t".join([example.context, *([example.second] if example.second else []), *example.options])
+    if isinstance(example, Pictured):
+        return str(example.picture) if isinstance(example.picture, Path) else example.where
     second = getattr(example, "second", None)
     return str(example.text) if second is None else f"{example.text}\t{second}"
 
@@ -268,4 +273,5 @@ _SAID: dict[str, Callable[[Task[Any], Found, Any, Sequence[str], Any, int], Said
     "tag": _tags,
     "choose": _choice,
     "answer": _answer,
+    "picture": _class,
 }

@@ -26,7 +26,7 @@ from qkv.evaluate.metric import Metric
 from qkv.objectives import label
 from qkv.objectives.label import Inputs
 from qkv.objectives.term import Term
-from qkv.tasks.task import Asked, pack, refuse_others, refuse_unlabelled
+from qkv.tasks.task import Asked, pack, places, refuse_others, refuse_unlabelled
 from qkv.text.engine import Framed
 from qkv.text.tokeniser import Tokeniser
 
@@ -82,7 +82,7 @@ class Tag:
         refuse_unlabelled(self, examples, Tagged, Labelled)
         found = tuple(labels_of([_tagged(one) for one in examples]))
         if found in ((), (OUTSIDE,)):
-            raise InputError("task tag: no word of any example has a tag; is it the right column or format?")
+            raise InputError(f"{places(examples)}: no word of any example has a tag; is it the right column or format?")
         return found
 
     def ask(

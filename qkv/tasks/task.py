@@ -13,6 +13,8 @@ from torch import Tensor
 
 from qkv import spec
 from qkv.data.batches import evaluation_batches
+from qkv.data.examples import Pictured
+from qkv.data.images import Images
 from qkv.decode.frames import input_length
 from qkv.decode.predict import evaluating
 from qkv.errors import InputError, nearest
@@ -33,6 +35,7 @@ TASKS = {
     "tag": "a tag for each word",
     "answer": "the stretch of a text that answers a question",
     "choose": "one of several options",
+    "picture": "one of several labels for a picture",
 }
 
 
@@ -81,10 +84,8 @@ class Task(Protocol, Generic[Example]):
         """The names of the head's outputs."""
         ...
 
-    def ask(
-        self, examples: Sequence[Example], tokeniser: Tokeniser, labels: Sequence[str], longest: int
-    ) -> list[Asked]:
-        """Each example as one or several things that a model of this length takes."""
+    def ask(self, examples: Sequence[Example], reader: Any, labels: Sequence[str], longest: int) -> list[Asked]:
+        """Each example as one or several things that a model of this length takes; for `reader` see `reader_of`."""
         ...
 
     def prepare(self, asked: Sequence[Asked], segments: bool) -> Inputs: ...
@@ -127,6 +128,11 @@ def refuse_others(name: str, examples: Sequence[Any], *kinds: type) -> None:
         raise InputError(f"task {name}: takes {wanted} examples, and this format gives {given} ones; see data.format")
 
 
+def places(examples: Sequence[Any]) -> str:
+    """From where to where examples stand, for what is the fault of all and of none alone."""
+    return f"{examples[0].where} to {examples[-1].where}"
+
+
 def put_on(task: Task[Any], model: AnyModel) -> None:
     """Tells a model's head what the task makes of it, so that it is saved with the model."""
     assert model.spec.head is not None
@@ -159,13 +165,10 @@ def logits_of(
     task: Task[Example], loaded: Loaded, examples: Sequence[Example], budget: int = 16384
 ) -> list[list[tuple[Asked, Tensor]]]:
     """Each example's parts as a model was asked them, with what its head gave for each."""
-    model, tokeniser = loaded.model, loaded.source
-    if tokeniser is None:
-        raise InputError(f"this {model.spec.family} came without a tokeniser, so it cannot read text")
-    head = model.spec.head
+    model, head = loaded.model, loaded.model.spec.head
     if head is None or head.kind != task.kind:
         raise InputError(f"{task.name}: needs a head of kind '{task.kind}', which this {model.spec.family} lacks")
-    asked = task.ask(examples, tokeniser, head.labels, input_length(model.spec))
+    asked = task.ask(examples, reader_of(task, loaded), head.labels, input_length(model.spec))
     parts: list[list[tuple[Asked, Tensor]]] = [[] for _ in examples]
     with evaluating(model), torch.inference_mode():
         for rows in evaluation_batches([one.length for one in asked], budget):  # type: ignore[arg-type]
@@ -175,6 +178,26 @@ def logits_of(
             for one, own in zip(batch, torch.split(logits.float().cpu(), sizes), strict=True):
                 parts[one.example].append((one, own))
     return parts
+
+
+def reader_of(task: Task[Any], loaded: Loaded) -> Tokeniser | Images:
+    """What makes of a task's examples what a model takes: its tokeniser, or how its pictures are prepared."""
+    check_senses(task, loaded.model.spec)
+    reader = loaded.images if task.example is Pictured else loaded.source
+    if reader is not None:
+        return reader
+    said = "a tokeniser, so it cannot read text"
+    if task.example is Pictured:
+        said = "a preprocessor_config.json, so it cannot read pictures"
+    raise InputError(f"this {loaded.model.spec.family} came without {said}")
+
+
+def check_senses(task: Task[Any], s: spec.Model) -> None:
+    """A model reads text, or looks at pictures."""
+    sees = isinstance(s.source, spec.Patches)
+    if sees != (task.example is Pictured):
+        said, other = ("looks at pictures", "picture") if sees else ("reads text", "classify")
+        raise InputError(f"task {task.name}: this {s.family} {said}; take another model, or the task {other}")
 
 
 def score(

@@ -28,8 +28,9 @@ from qkv.train.checkpoint import BEST, check_finite, check_kept, load_last, save
 from qkv.train.claim import RECIPE, claim
 from qkv.train.distributed import Ranks, by_first, clip, gathered, join, leave, meeting, spread, total
 from qkv.train.duration import in_steps
+from qkv.train.frame import Framing
 from qkv.train.graph import Graphed
-from qkv.train.hardware import matrix_peak, work_on
+from qkv.train.hardware import keep_memory, matrix_peak, work_on
 from qkv.train.optimiser import optimiser
 from qkv.train.range_test import RangeTest
 from qkv.train.recipe import peak, to_yaml
@@ -145,6 +146,8 @@ class Run:
         self.scale = torch.ones(len(work.kinds), device=self.device)  # of each kind of loss, in the batch at hand
         graphs = how.compile and self.device.type == "cuda" and ranks.alone
         self.backward = Graphed(self._backward, self.model.parameters()) if graphs else self._backward
+        # exact kernels cannot be recorded, and a frame changes what dropout draws; a second loss asks every token
+        self.frame = Framing() if graphs and not how.deterministic and len(work.kinds) == 1 else None
         self.pauses = {"valid": 0.0, "save": 0.0}  # seconds of the last one
 
     def _trailing(self) -> Trailing | None:
@@ -231,7 +234,8 @@ class Run:
             # what dropout does is a function of the step and the part: not of what was drawn before, nor of processes
             torch.manual_seed(_seed(self.recipe.seed, self.progress.step, number))
             with meeting(self.judge, last=turn == len(ready.parts) - 1):
-                found = self.backward(to_device(part, self.device))
+                given = part if self.frame is None else self.frame(part)
+                found = self.backward(to_device(given, self.device))
             totals += torch.stack(found) * real
         if self.recipe.train.clip is not None:
             clip(self.model.parameters(), self.recipe.train.clip)
@@ -355,6 +359,8 @@ def _prepare_torch(how: Training, device: torch.device) -> bool:
     if how.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
+    if device.type == "cpu":
+        keep_memory()
     torch.set_float32_matmul_precision("high" if how.precision == "tf32" else "highest")
     can = device.type == "cuda" and torch.cuda.is_bf16_supported()
     half = how.precision == "bf16" or (how.precision == "auto" and can)

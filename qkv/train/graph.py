@@ -2,7 +2,7 @@
 
 A step of a small model is a thousand kernels, each shorter than the time in which the host launches it. Packed batches
 of language models all have one shape: their launches are recorded once and then replayed by one call. Batches of varied
-lengths hardly ever repeat, and go on as they came.
+lengths hardly ever repeat, and go on as they came, unless they were put in a frame (`qkv.train.frame`).
 """
 
 from __future__ import annotations
@@ -62,6 +62,8 @@ class Graphed:
         if key not in self.kept:
             self.kept[key] = _copy(part)  # what the layers plan about its layouts is planned before the recording
             return self._beside(self.kept[key])
+        if not _refillable(self.kept[key]):  # lengths went into more than the tensors that are refilled
+            return self._beside(part)
         return self._replayed(key, part) if self._record(key) else self.backward(part)
 
     def _beside(self, part: Any) -> Totals:
@@ -125,13 +127,20 @@ def shape_of(part: tuple[Any, ...]) -> Hashable:
 
 def _shape(field: Any) -> Hashable:
     if isinstance(field, Ragged):
-        return field.layout.sizes, _shape(field.values)
+        layout = field.layout
+        sizes: Hashable = (len(layout), layout.longest, layout.even) if layout.framed else layout.sizes
+        return sizes, _shape(field.values)
     return (field.shape, field.dtype) if isinstance(field, Tensor) else field
 
 
 def _device(part: tuple[Any, ...]) -> torch.device:
     tensors = (field.values if isinstance(field, Ragged) else field for field in part)
     return next((t.device for t in tensors if isinstance(t, Tensor)), torch.device("cpu"))
+
+
+def _refillable(part: tuple[Any, ...]) -> bool:
+    framed = (field.layout for field in part if isinstance(field, Ragged) and field.layout.framed)
+    return all(layout.refillable for layout in framed)
 
 
 def _copy(part: AnyPart) -> AnyPart:
@@ -148,6 +157,8 @@ def _fill(kept: tuple[Any, ...], part: tuple[Any, ...]) -> None:
     for old, new in zip(kept, part, strict=True):
         if isinstance(old, Ragged):
             old.values.copy_(new.values)
+            if old.layout.framed:
+                old.layout.refill(new.layout)
         elif isinstance(old, Tensor):
             old.copy_(new)
 

@@ -6,6 +6,7 @@ utilisation; their peak is the maker's figure, ours is measured.
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -51,6 +52,19 @@ def measured_peak(device: torch.device, half: bool, seconds: float = 0.15) -> fl
     while time.perf_counter() - began < seconds:
         best = min(best, timed(product, repeats, device))
     return 2.0 * n**3 / best
+
+
+def keep_memory() -> None:
+    """Lets the C library keep what is freed: otherwise large blocks go back to the system after each step on a CPU, and
+    come again page by page, each zeroed on the way. Where there is no glibc nothing changes."""
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+    if set_option is not None:
+        set_option(_LARGE_BLOCKS, 0)
+        set_option(_KEPT, 2**31 - 1)
+
+
+# of glibc's malloc.h: how many blocks may be mappings of their own, and the bytes that are kept at a heap's end
+_LARGE_BLOCKS, _KEPT = -4, -1
 
 
 def timed(call: Callable[[], object], repeats: int, device: torch.device) -> float:

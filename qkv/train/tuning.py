@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -18,8 +18,11 @@ import torch
 
 from qkv import families, spec
 from qkv.data.batches import Endless, Ints, Place, even_edges
-from qkv.data.examples import Examples, Labelled, Tagged
-from qkv.data.labels import check_labels
+from qkv.data.chance import Chance
+from qkv.data.examples import Examples
+from qkv.data.images import PREPROCESSOR, Images
+from qkv.data.labels import Classified, check_labels
+from qkv.data.sifting import sifted, skipped_lines
 from qkv.decode.frames import input_length
 from qkv.errors import InputError, nearest
 from qkv.families import bert
@@ -28,7 +31,8 @@ from qkv.nn.model import altered
 from qkv.objectives.label import judged, language
 from qkv.objectives.term import Term
 from qkv.tasks.benchmarks import usual
-from qkv.tasks.task import Asked, Task, find, has_segments, predict, put_on, score
+from qkv.tasks.picture import Picture, Seen
+from qkv.tasks.task import Asked, Task, check_senses, find, has_segments, predict, put_on, score
 from qkv.text.tokeniser import Tokeniser
 from qkv.train.checkpoint import has_last
 from qkv.train.reading import chosen_tokeniser, marks_of
@@ -40,7 +44,7 @@ from qkv.weights.folder import SOURCE, AnyModel, Loaded, load
 
 __all__ = ["TaskWork", "prepare", "read_part"]
 
-_LISTED = 20  # examples that were skipped, each in a line
+_ONE_CLASS = ("classify", "picture")  # tasks that choose one class
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +52,7 @@ class AskedBatch:
     """Some examples of a batch."""
 
     asked: list[Asked]
+    epoch: int
 
     @property
     def tokens(self) -> int:
@@ -57,7 +62,7 @@ class AskedBatch:
         """Cut into at most `parts` consecutive batches of about equal token count."""
         ends = np.cumsum([one.length for one in self.asked]).tolist()
         edges = even_edges(ends, min(parts, len(self.asked)))
-        return [AskedBatch(self.asked[begin:end]) for begin, end in pairwise(edges)]
+        return [AskedBatch(self.asked[begin:end], self.epoch) for begin, end in pairwise(edges)]
 
 
 class AskedBatches(Endless[AskedBatch]):
@@ -71,8 +76,8 @@ class AskedBatches(Endless[AskedBatch]):
     def _lengths(self, epoch: int) -> tuple[Ints, Ints]:  # noqa: ARG002  # the same in every epoch
         return self._sizes, np.zeros_like(self._sizes)
 
-    def _take(self, epoch: int, indices: Ints) -> AskedBatch:  # noqa: ARG002
-        return AskedBatch([self._asked[index] for index in indices])
+    def _take(self, epoch: int, indices: Ints) -> AskedBatch:
+        return AskedBatch([self._asked[index] for index in indices], epoch)
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +87,7 @@ class TaskWork:
     recipe: TaskRecipe
     task: Task[Any]
     start: AnyModel  # as it was loaded, or fresh
-    tokeniser: Tokeniser
+    reader: Tokeniser | Images
     asked: list[Asked]
     valid: Sequence[Any]
     notes: tuple[str, ...]
@@ -112,6 +117,8 @@ class TaskWork:
         for one in self.asked:  # whole: what numpy prints of a long array leaves out its middle
             for row in (*one.sequences, one.labels, () if one.at is None else one.at):
                 found.update(np.asarray(row, dtype=np.float64).tobytes() + b"|")
+            if isinstance(one.about, Seen):
+                found.update(one.about.content())
         return found.hexdigest()
 
     def check(self) -> None:
@@ -122,7 +129,7 @@ class TaskWork:
         return self._batches.in_epoch(0)
 
     def write_down(self, folder: Path) -> None:
-        self.tokeniser.save(folder / SOURCE)
+        self.reader.save(folder / (PREPROCESSOR if isinstance(self.reader, Images) else SOURCE))
         if self.base is not None:
             write_notes(folder, str(self.recipe.model["from"]), self.base)
 
@@ -135,6 +142,8 @@ class TaskWork:
         return AskedBatches(self.asked, how.batch_tokens, self.recipe.seed, how.workers)
 
     def prepare(self, part: AskedBatch, step: int) -> Any:  # noqa: ARG002
+        if isinstance(self.task, Picture):
+            return self.task.varied(part.asked, Chance(self.recipe.seed, part.epoch))
         return self.task.prepare(part.asked, has_segments(self.spec))
 
     def losses(self, model: AnyModel, part: Any) -> tuple[Term, ...]:
@@ -150,7 +159,10 @@ class TaskWork:
         return self.start
 
     def score(self, model: AnyModel) -> dict[str, float]:
-        loaded = Loaded(model, self.tokeniser, self.tokeniser)
+        if isinstance(self.reader, Images):
+            loaded = Loaded(model, images=self.reader)
+        else:
+            loaded = Loaded(model, self.reader, self.reader)
         found = score(self.task, predict(self.task, loaded, self.valid), self.valid, self._labels)
         if self.metric not in found:
             raise InputError(f"valid.metric: {self.task.name} has no '{self.metric}'; {nearest(self.metric, found)}")
@@ -164,43 +176,59 @@ def prepare(recipe: TaskRecipe, folder: Path) -> TaskWork:
     """Reads the examples, and loads or makes the model, under the head of its task."""
     task = task_of(recipe)
     train, valid = read_part(recipe.data, "train"), read_part(recipe.data, "valid")
-    if not train or not valid:
-        raise InputError(f"no {'training' if not train else 'validation'} examples; see data.train and data.valid")
+    if recipe.data.skip_bad:
+        train = sifted(train, task.labels)
+    train, valid = _some(train, "training"), _some(valid, "validation")
     labels = tuple(task.labels(train))
     if recipe.tune.class_weights == "balanced":
         task = task_of(recipe, weights=_balanced(task, train, labels))
     torch.manual_seed(recipe.seed)  # what is fresh is drawn
     loaded = _loaded(recipe, task, labels) if "from" in recipe.model else _built(recipe, folder, task, labels, train)
-    model, tokeniser = loaded.model, loaded.source
-    if tokeniser is None:
-        raise InputError(f"{recipe.model['from']}: has no tokeniser; name a model that has one")
+    model, reader = loaded.model, _reader(recipe, task, loaded)
     put_on(task, model)
     base = _tuned(recipe, folder, model)
     longest = input_length(model.spec)
-    asked = task.ask(train, tokeniser, labels, longest)
-    valid = _chosen(recipe, valid, labels)
-    task.ask(valid, tokeniser, labels, longest)  # what cannot be read is said before training, not hours into it
+    if recipe.data.skip_bad:
+        train = _learnable(task, train, reader, labels, longest)
+    asked = task.ask(train, reader, labels, longest)
+    valid = _chosen(recipe, valid, labels, lambda some: _refuse_unscorable(task, some, reader, labels, longest))
     notes = _notes(train, valid, asked, longest, model)
-    return TaskWork(recipe, task, model, tokeniser, asked, valid, notes, base)
+    return TaskWork(recipe, task, model, reader, asked, valid, notes, base)
+
+
+def _reader(recipe: TaskRecipe, task: Task[Any], loaded: Loaded) -> Tokeniser | Images:
+    """What makes of examples what the model takes."""
+    check_senses(task, loaded.model.spec)
+    if isinstance(task, Picture):
+        assert isinstance(loaded.model.spec.source, spec.Patches)  # it was looked at
+        return task.images(loaded.model.spec.source, loaded.images)
+    if loaded.source is None:
+        raise InputError(f"{recipe.model['from']}: has no tokeniser; name a model that has one")
+    return loaded.source
 
 
 def _loaded(recipe: TaskRecipe, task: Task[Any], labels: tuple[str, ...]) -> Loaded:
     """The model that the recipe starts from."""
-    if recipe.text != Vocabulary():
+    if recipe.text != Vocabulary() and not isinstance(task, Picture):
         raise InputError("text: a model that is there has its tokeniser; leave out this section, or model.from")
     with _naming_the_task(task):
         return load(str(recipe.model["from"]), head=task.kind, labels=labels)
 
 
 def _built(recipe: TaskRecipe, folder: Path, task: Task[Any], labels: tuple[str, ...], train: Sequence[Any]) -> Loaded:
-    """A fresh model, with a tokeniser that the training examples' texts are cut by."""
+    """A fresh model, and where it reads text a tokeniser that the training examples' texts are cut by."""
     name = recipe.model["family"]
     module = families.family(name)
     takes = inspect.signature(module.spec).parameters
     if "head" not in takes:
-        raise InputError(f"model.family: {name} has no head for a task; try bert, roberta, gpt2 or rnn")
+        raise InputError(f"model.family: {name} has no head for a task; try bert, roberta, gpt2, rnn or vit")
     if recipe.tune.frozen:
         raise InputError("tune: of a fresh model everything has to be trained; leave out what keeps its body as it is")
+    if isinstance(task, Picture):
+        if not hasattr(module.Shape, "patch"):
+            raise InputError(f"model.family: {name} reads text, and the task picture needs one that looks; take vit")
+        with _naming_the_task(task):
+            return Loaded(build(module.spec(shape(recipe), head=task.kind, labels=labels)))
     template = getattr(module, "TEMPLATE", bert.TEMPLATE)  # a family that has none, the recurrent one, reads as BERT
     tokeniser = chosen_tokeniser(recipe, folder, texts(train), template)
     given = {side: tokeniser.size for side in ("source", "target") if side in takes} | marks_of(recipe, tokeniser)
@@ -256,8 +284,8 @@ def _smoothed(recipe: TaskRecipe, settings: dict[str, Any]) -> dict[str, Any]:
     """A task's settings with the label smoothing that `train` asks for."""
     if not recipe.train.smoothing:
         return settings
-    if recipe.task["name"] != "classify":
-        raise InputError("train.smoothing: goes with the task classify; set it to 0 here")
+    if recipe.task["name"] not in _ONE_CLASS:
+        raise InputError(f"train.smoothing: goes with the task {' or '.join(_ONE_CLASS)}; set it to 0 here")
     if "smoothing" in settings:
         raise InputError("train.smoothing and task.smoothing are one thing; leave out one of the two")
     return settings | {"smoothing": recipe.train.smoothing}
@@ -265,23 +293,62 @@ def _smoothed(recipe: TaskRecipe, settings: dict[str, Any]) -> dict[str, Any]:
 
 def _balanced(task: Task[Any], train: Sequence[Any], labels: Sequence[str]) -> tuple[float, ...]:
     """Inverse to how often a class is there; their mean over examples is one."""
-    if task.name != "classify":
+    if task.name not in _ONE_CLASS:
         raise InputError("tune.class_weights: goes with tasks that choose one class; leave it at none")
     counts = Counter(task.truth(example) for example in train)
     return tuple(len(train) / (len(labels) * counts[label]) for label in labels)
 
 
-def _chosen(recipe: TaskRecipe, valid: Examples[Any], labels: Sequence[str]) -> Examples[Any]:
-    """The validation examples that are scored; those with labels that nobody has learned are skipped where asked."""
-    if recipe.data.skip_bad and labels and isinstance(valid[0], Labelled | Tagged):
-        known = check_labels(labels, valid, skip_bad=True)
-        valid = Examples(known, [*valid.skipped, *known.skipped])
-        if not valid:
-            raise InputError(f"no validation example has a label that was learned; {valid.skipped[-1]}")
+def _refuse_unscorable(
+    task: Task[Any], examples: Sequence[Any], reader: Tokeniser | Images, labels: Sequence[str], longest: int
+) -> None:
+    """What cannot be read or has no truth is said before training, not hours into it."""
+    task.ask(examples, reader, labels, longest)
+    for one in examples:
+        task.truth(one)
+
+
+def _chosen(
+    recipe: TaskRecipe, valid: Examples[Any], labels: Sequence[str], check: Callable[[Sequence[Any]], None]
+) -> Examples[Any]:
+    """The validation examples that are scored; those that cannot be are skipped where asked."""
+    if recipe.data.skip_bad:
+        valid = _some(sifted(valid, check), "validation")
     count = recipe.valid.examples
-    if count is None or count >= len(valid):
-        return valid
-    return Examples((valid[i * len(valid) // count] for i in range(count)), valid.skipped)
+    if count is not None and count < len(valid):
+        valid = Examples((valid[i * len(valid) // count] for i in range(count)), valid.skipped)
+    if not recipe.data.skip_bad:
+        if recipe.data.valid is None and recipe.data.hold_out and labels and isinstance(valid[0], Classified):
+            _refuse_lone(labels, valid)
+        check(valid)
+    return valid
+
+
+def _refuse_lone(labels: Sequence[str], held: Sequence[Any]) -> None:
+    """A class whose few examples are all held out is in the person's file: that training never saw it is half of it."""
+    lone = check_labels(labels, held, skip_bad=True).skipped
+    if lone:
+        raise InputError(f"{lone[0]}; all that have it were held out: add some, or name other validation examples")
+
+
+def _learnable(
+    task: Task[Any], train: Examples[Any], reader: Tokeniser | Images, labels: Sequence[str], longest: int
+) -> Examples[Any]:
+    """Those that a model can be asked; a class that would be left without any is named."""
+    kept = _some(sifted(train, lambda some: task.ask(some, reader, labels, longest)), "training")
+    empty = sorted(set(labels).difference(task.labels(kept)))
+    if empty:
+        raise InputError(f"no example of the label '{empty[0]}' is left, the last bad one: {kept.skipped[-1]}")
+    return kept
+
+
+def _some(examples: Examples[Any], part: str) -> Examples[Any]:
+    """Examples, of which there has to be one."""
+    if not examples:
+        bad = examples.skipped
+        why = f", {len(bad):,} were bad, the first: {bad[0]}" if bad else "; see data.train and data.valid"
+        raise InputError(f"no {part} examples{why}")
+    return examples
 
 
 def _notes(
@@ -295,8 +362,4 @@ def _notes(
     if cut:
         found.append(f"{cut:,} of the training texts are longer than the model's {longest} tokens and are cut")
     skipped = list(dict.fromkeys([*train.skipped, *valid.skipped]))  # what is held out comes from the same file
-    if skipped:
-        listed = [f"  {reason}" for reason in skipped[:_LISTED]]
-        more = [f"  … and {len(skipped) - _LISTED:,} more"] if len(skipped) > _LISTED else []
-        found += [f"{len(skipped):,} examples were skipped:", *listed, *more]
-    return tuple(found)
+    return (*found, *skipped_lines(skipped))

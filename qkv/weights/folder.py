@@ -222,9 +222,12 @@ def _load_own(folder: Path, device: str | torch.device, head: str | None, labels
     file = ADAPTER if (folder / ADAPTER).is_file() else WEIGHTS
     fill(model, _own_tensors(folder, s), str(folder / file), assign=True)
     if head is not None or labels is not None:  # by way of Hugging Face's names, which tell heads' layers apart
+        alone = s.head is None or s.head.joined == 1
         altered(model, "last", None)
         plain = {name: tensor.detach() for name, tensor in state(model).items()}
         found = understood(*in_their_words(model.spec, plain), str(folder), head, labels)
+        if not alone:  # one that read several layers has nothing for a head that reads the last
+            found = found._replace(tensors={n: t for n, t in found.tensors.items() if not n.startswith("head.")})
         model, fresh, unused = _filled(found, str(folder), head)
     source = Tokeniser.load(folder / SOURCE) if (folder / SOURCE).is_file() else None
     target = Tokeniser.load(folder / TARGET) if (folder / TARGET).is_file() else source

@@ -147,11 +147,17 @@ def universal(path: Path, bad: Bad, *, tag: str = "upos") -> Iterator[Tagged]:
             words = _words(records)
             if not words:  # comments between sentences
                 continue
-            tags = tuple(record[column] for _, record in words)
+            tags = tuple(_filled(record[column], tag, where) for where, record in words)
             forms = tuple(record[1] for _, record in words)
             text, starts = spaced(forms, _glued(records))
             unset = all(one == _UNSET for one in tags) and tag in ("upos", "xpos", "lemma", "deprel")
             yield Tagged(text, forms, starts, None if unset else tags, words[0][0], names[0] if names else "")
+
+
+def _filled(value: str, name: str, where: str) -> str:
+    if not value.strip():
+        raise InputError(f"{where}: the column '{name}' is empty here; fill it in, with {_UNSET} if there is nothing")
+    return value
 
 
 Record = tuple[str, list[str]]  # a place and the ten columns

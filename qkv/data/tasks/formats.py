@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from qkv.data.examples import Choice, Examples, Labelled, Question, Tagged
+from qkv.data.examples import Choice, Examples, Labelled, Pictured, Question, Tagged
 from qkv.data.pair import Example, Pair
-from qkv.data.tasks import choices, conll, glue, pairs, published, squad, superglue, table
+from qkv.data.tasks import choices, conll, glue, pairs, pictures, published, squad, superglue, table
 from qkv.data.tasks.folder import Names, find
 from qkv.data.tasks.lines import Bad
 from qkv.data.tasks.table import collect
@@ -30,7 +30,8 @@ class Format:
     reader: Callable[..., Iterator[Any]]
     says: str
     names: Names = field(default_factory=Names)
-    parts_inside: bool = False  # one file holds all parts, and its reader is told which
+    parts_inside: bool = False  # one file or folder holds all parts, and its reader is told which
+    has_parts: Callable[[Path], bool] = Path.is_dir  # whether what is named may be asked for one of several parts
 
 
 def _table(example: type, reader: Callable[..., Iterator[Any]], says: str) -> Format:
@@ -73,6 +74,14 @@ FORMATS: dict[str, Format] = {
     "swag": Format(Choice, choices.swag, "SWAG's CSV", Names(endings=(".csv",))),
     "arc": Format(Choice, choices.exam, "ARC's JSON lines", _EXAM),
     "commonsense_qa": Format(Choice, choices.exam, "CommonsenseQA's JSON lines", _EXAM),
+    "idx": Format(Pictured, pictures.idx, "pictures in MNIST's files", pictures.IDX),
+    "images": Format(
+        Pictured,
+        pictures.images,
+        "pictures, a folder a class, or named in a table",
+        parts_inside=True,
+        has_parts=pictures.has_parts,
+    ),
     "parallel": _table(Pair, pairs.parallel, "source and target in a table"),
     "aligned": Format(Pair, pairs.aligned, "source and target in two files, line by line"),
     "summaries": _table(Example, pairs.summaries, "documents and summaries in a table"),
@@ -114,7 +123,13 @@ def _opened(
     _refuse_unknown(format, settings)
     if not known.parts_inside:
         return known.reader, find(Path(path), part, known.names), dict(settings)
-    return known.reader, find(Path(path), None, known.names), {**settings, "part": part or "train"}
+    file = find(Path(path), None, known.names) if known.names.files else Path(path)
+    return known.reader, file, {**settings, "part": part or "train"}
+
+
+def has_parts(format: str, path: str | Path) -> bool:
+    """Whether what is named holds several parts, so that one of them may be asked for."""
+    return named(format).has_parts(Path(path))
 
 
 def named(format: str) -> Format:

@@ -17,7 +17,7 @@ from typing import Any
 
 from qkv.data.corpus import unpacked
 from qkv.data.readers import json_object
-from qkv.errors import InputError
+from qkv.errors import InputError, in_one_line
 
 PACKED = (".gz", ".zst")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -46,11 +46,6 @@ class Bad:
         return True
 
 
-def in_one_line(error: InputError) -> str:
-    """What is wrong; names and labels that it quotes out of a file may have line breaks of their own."""
-    return " ".join(str(error).splitlines())
-
-
 def ending(path: Path) -> str:
     """The name's ending below that of its packing: ".csv" of "a.csv.gz"."""
     return (path.with_suffix("") if path.suffix.lower() in PACKED else path).suffix.lower()
@@ -75,12 +70,16 @@ def raw_lines(path: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def decoded(raw: bytes, where: str) -> str:
-    """The text of a line; a byte that is not UTF-8 is named."""
+    """The text of a line; a byte that is not UTF-8, or not of a text at all, is named."""
     try:
-        return raw.decode("utf-8")
+        text = raw.decode("utf-8")
     except UnicodeDecodeError as problem:
         byte = f"byte {problem.start + 1} of the line, 0x{raw[problem.start]:02X}"
         raise InputError(f"{where}: {byte}, is not UTF-8; save the whole file as UTF-8") from None
+    if "\0" in text:
+        byte = f"byte {raw.index(0) + 1} of the line, 0x00"
+        raise InputError(f"{where}: {byte}, stands in no text; remove it, or save the whole file as UTF-8")
+    return text
 
 
 def lines(path: Path, bad: Bad) -> Iterator[tuple[str, str]]:

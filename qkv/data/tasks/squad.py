@@ -8,6 +8,7 @@ characters learns to be.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,11 @@ def read(path: Path, bad: Bad) -> Iterator[Question]:
     for number, article in enumerate(objects_field(whole, "data", str(path)), 1):
         where = f"{path}: article {number}"
         with bad:
+            title = named(article, "title", where)
             for place, paragraph in enumerate(objects_field(article, "paragraphs", where), 1):
                 with bad:
-                    yield from _paragraph(paragraph, f"{where}, paragraph {place}", path, bad)
+                    for one in _paragraph(paragraph, f"{where}, paragraph {place}", path, bad):
+                        yield replace(one, title=title)
 
 
 def _paragraph(paragraph: Mapping[str, Any], where: str, path: Path, bad: Bad) -> Iterator[Question]:
@@ -61,6 +64,8 @@ def _question(asked: Mapping[str, Any], context: str, path: Path) -> Question:
 
 def _answer(text: str, start: int, context: str, where: str) -> Answer:
     refuse_outside(start, start + len(text), context, where, "answer")
+    if not text.strip():
+        raise InputError(f"{where}: the answer at character {start} is white space only; correct it")
     if context.startswith(text, start):
         return Answer(text, start)
     places = [place for place in range(len(context)) if context.startswith(text, place)]

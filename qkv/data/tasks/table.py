@@ -14,8 +14,8 @@ from typing import Any
 from qkv.data.examples import Examples, Kind, Label, Labelled
 from qkv.data.readers import text_field
 from qkv.data.tasks.fields import named, present
-from qkv.data.tasks.lines import Bad, comma_records, ending, in_one_line, objects, tab_records
-from qkv.errors import InputError, nearest
+from qkv.data.tasks.lines import Bad, comma_records, ending, objects, tab_records
+from qkv.errors import InputError, in_one_line, nearest
 
 ENDINGS = {".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".txt": "tsv"}
 ENDINGS |= {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl"}
@@ -119,9 +119,9 @@ def number_of(value: Any, where: str, name: str) -> float:
 def _class(value: Any, name: str, where: str) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, int | float):
+    if isinstance(value, int | float) and not math.isnan(value):  # what a table without a value there becomes in JSON
         return str(value)
-    label = text_field({name: value}, name, where).strip()
+    label = "" if value is None or isinstance(value, float) else text_field({name: value}, name, where).strip()
     if not label:
         raise InputError(f"{where}: the label '{name}' is empty; fill it in or remove the record")
     return label

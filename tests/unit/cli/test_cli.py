@@ -360,7 +360,10 @@ def test_a_log_that_cannot_be_written_is_one_line(home, tmp_path):
 
 def test_ctrl_c_says_how_to_go_on(home, tmp_path):
     command = [sys.executable, "-m", "qkv.cli", "train", str(home / "rnn.yaml"), "train.steps=100000"]
-    process = subprocess.Popen([*command, "-o", str(tmp_path / "run")], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [*command, "-o", str(tmp_path / "run")], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip  # a shell that runs the tests in the background has told them to ignore it
     process.stdout.readline()  # training has begun
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=60)

@@ -123,7 +123,7 @@ def test_a_label_never_seen_in_training_is_named_or_skipped(home: Path, tmp_path
     write_reviews(tmp_path / "odd.csv", 4, [("good tea", "3")])
     must_refuse(qkv("eval", home / "stars", "--data", tmp_path / "odd.csv"), "odd.csv:6", "'3' was never seen")
     done = qkv("eval", home / "stars", "--data", tmp_path / "odd.csv", "--skip-bad")
-    assert "1 bad line was skipped" in done.stdout
+    assert "1 bad example was skipped" in done.stdout
     assert "4 examples" in done.stdout
 
 
@@ -202,7 +202,7 @@ def test_bad_lines_are_named_or_counted_and_listed(home: Path, tmp_path: Path) -
     done = qkv("predict", home / "stars", "--file", tmp_path / "in.txt", "--skip-bad")
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 2
-    assert "3 bad lines were skipped" in done.stderr
+    assert "3 bad examples were skipped" in done.stderr
     for place in ("in.txt:2", "in.txt:3", "in.txt:4"):
         assert place in done.stderr
 
@@ -210,7 +210,7 @@ def test_bad_lines_are_named_or_counted_and_listed(home: Path, tmp_path: Path) -
 def test_a_file_with_nothing_but_bad_lines_is_refused(home: Path, tmp_path: Path) -> None:
     (tmp_path / "in.txt").write_text("a\tb\tc\nd\te\tf\n")
     done = qkv("predict", home / "stars", "--file", tmp_path / "in.txt", "--skip-bad")
-    must_refuse(done, "nothing is left but bad lines", "in.txt:1")
+    must_refuse(done, "nothing is left but bad examples", "in.txt:1")
 
 
 def test_what_was_cut_is_said_and_refused_on_request(home: Path) -> None:

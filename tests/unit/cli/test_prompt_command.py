@@ -74,3 +74,5 @@ def test_a_slip_is_one_line(home, words, said):
 def test_a_label_that_no_shown_example_could_have_is_named(home, tmp_path):
     (tmp_path / "train.csv").write_text("review,mood\nfine,pos\nnice,very pos\n")
     must_refuse(prompt(home, "--train", tmp_path / "train.csv"), "label 'neg' was never seen in training")
+    done = prompt(home, "--train", tmp_path / "train.csv", "--skip-bad")
+    assert f"2 bad examples were skipped:\n  {home / 'test.csv'}:3: label 'neg' was never seen" in done.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from qkv.data.images import PREPROCESSOR, Images
+from qkv.data.images import PREPROCESSOR, Images, as_png, check
 from qkv.errors import InputError
 
 transformers = pytest.importorskip("transformers")
@@ -273,6 +274,41 @@ def test_a_picture_without_pixels_is_refused() -> None:
 
 
 def test_channels_that_fit_no_means_are_refused(tmp_path: Path) -> None:
-    Image.fromarray(pixels(9, 9, 1)).save(tmp_path / "grey.png")
-    grey = Images(mean=(0.5,), deviation=(0.5,))
-    must_refuse("grey.png: has 3 channels and .* has means for 1", lambda: grey.read(tmp_path / "grey.png"))
+    Image.fromarray(pixels(9, 9, 3)).save(tmp_path / "colour.png")
+    two = Images(mean=(0.5, 0.5), deviation=(0.5, 0.5))
+    must_refuse("colour.png: has 3 channels and .* has means for 2", lambda: two.read(tmp_path / "colour.png"))
+
+
+def test_one_mean_makes_a_picture_grey_and_a_grey_file_keeps_its_bytes(tmp_path: Path) -> None:
+    grey = Images(size=None, mean=(0.0,), deviation=(1.0,), factor=1.0)
+    drawn = pixels(9, 12, 1)
+    Image.fromarray(drawn).save(tmp_path / "grey.png")
+    assert torch.equal(grey.read(tmp_path / "grey.png"), torch.from_numpy(drawn)[None].float())
+    colour = Image.fromarray(pixels(9, 12, 3))
+    assert torch.equal(grey.read(colour), torch.from_numpy(np.array(colour.convert("L")))[None].float())
+
+
+@pytest.mark.parametrize(("channels", "rgb"), [(1, False), (3, False), (3, True)])
+def test_a_batch_of_bytes_is_scaled_to_the_bits_that_reading_gives(channels: int, rgb: bool) -> None:
+    mean, deviation = (0.286, 0.4, 0.41)[:channels], (0.353, 0.2, 0.21)[:channels]
+    images = Images(size=(7, 9), rgb=rgb, mean=mean, deviation=deviation)
+    batch = [pixels(7, 9, channels), pixels(20, 31, channels), pixels(7, 9, 3)]
+    found = images.scaled(np.stack([images.pixels(one) for one in batch]))
+    assert torch.equal(found, images.read_batch([Image.fromarray(one) for one in batch]))
+
+
+@pytest.mark.parametrize("kind", ["png", "jpg", "gif", "webp"])
+def test_checking_refuses_what_reading_refuses(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / f"a.{kind}"
+    Image.fromarray(pixels(64, 64, 3)).save(path)
+    check(path)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3])
+    must_refuse(rf"a.{kind}: (not a|a broken) picture", lambda: check(path))
+
+
+def test_a_picture_for_a_page_is_a_small_png(tmp_path: Path) -> None:
+    Image.fromarray(pixels(300, 200, 3)).save(tmp_path / "a.jpg")
+    with Image.open(io.BytesIO(as_png(tmp_path / "a.jpg", 90))) as shown:
+        assert (shown.format, shown.size) == ("PNG", (60, 90))
+    with Image.open(io.BytesIO(as_png(pixels(5, 6, 1), 90))) as shown:
+        assert np.array_equal(np.asarray(shown), pixels(5, 6, 1))

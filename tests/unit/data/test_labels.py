@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from qkv.data.examples import Labelled, Tagged
-from qkv.data.labels import check_classes, check_labels, labels_of
+from qkv.data.labels import check_labels, labels_of
 from qkv.errors import InputError
 
 EXAMPLES = [
@@ -44,13 +44,3 @@ def test_examples_with_labels_never_seen_can_be_skipped() -> None:
 def test_a_long_list_of_labels_is_cut_in_the_message() -> None:
     with pytest.raises(InputError, match=r"known: 0, 1, .*, 11 and 88 more$"):
         check_labels(map(str, range(100)), EXAMPLES)
-
-
-def test_a_class_without_examples_is_named() -> None:
-    check_classes(["good", "bad"], EXAMPLES)
-    with pytest.raises(InputError, match=r"^f.csv: no example has the label 'fair'; "):
-        check_classes(["good", "fair", "bad"], EXAMPLES)
-    with pytest.raises(InputError, match=r"^f.csv: no example has the 2 labels: fair, poor; "):
-        check_classes(["fair", "poor", "bad"], EXAMPLES)
-    with pytest.raises(InputError, match=r"^no examples: no example has"):
-        check_classes(["good"], [])

@@ -44,8 +44,34 @@ def test_the_last_four_leave_out_what_goes_into_the_first_block(depth):
     deep = bert.spec(bert.Shape(width=16, heads=2, layers=depth, hidden=24, length=16), source=30, head="sequence")
     model = reading(deep, "last_four")
     layers = model.encoder.layers(model.embed(texts()))
-    wanted = torch.stack(layers[-4:] if depth == 6 else layers[1:]).mean(0)
-    assert torch.allclose(model.encode(texts()).hidden.values, wanted, atol=1e-6)
+    wanted = torch.cat(layers[-4:] if depth == 6 else layers[1:], -1)
+    assert torch.equal(model.encode(texts()).hidden.values, wanted)
+    assert wanted.shape[1] == 16 * min(depth, 4)
+
+
+def test_a_head_over_layers_side_by_side_is_a_sum_of_heads_over_each():
+    """The concatenation of Devlin et al. 2019, 5.3: W [h1; h2; h3; h4] = W1 h1 + W2 h2 + W3 h3 + W4 h4."""
+    tokens = bert.spec(bert.Shape(width=16, heads=2, layers=6, hidden=24, length=16), source=30, head="token",
+                       labels=("a", "b", "c"))  # fmt: skip
+    model = reading(tokens, "last_four")
+    parts = model.head.linear.weight.split(16, 1)
+    layers = model.encoder.layers(model.embed(texts()))[-4:]
+    wanted = sum(layer @ part.T for layer, part in zip(layers, parts, strict=True)) + model.head.linear.bias
+    assert torch.allclose(model(texts()), wanted, atol=1e-6)
+
+
+def test_a_dense_layer_brings_layers_side_by_side_to_the_width_of_one():
+    model = reading(BERT, "last_four")
+    assert model.spec.head.joined == 3
+    assert (model.head.dense.weight.shape, model.head.linear.weight.shape) == ((16, 48), (2, 16))
+    assert torch.count_nonzero(model.head.dense.weight) > 0
+    altered(model, "last", None)
+    assert (model.spec.head, model.head.dense.weight.shape) == (BERT.head, (16, 16))
+
+
+def test_a_spec_whose_head_reads_otherwise_than_it_says_is_refused():
+    with pytest.raises(InputError, match="does not read last_four of its layers side by side; train it again"):
+        build(spec.replace(BERT, read="last_four"))
 
 
 @pytest.mark.parametrize("read", ["last_four", "mix"])

@@ -7,7 +7,7 @@ import torch
 
 from qkv import spec
 from qkv.errors import InputError
-from qkv.nn import Ragged
+from qkv.nn import Layout, Ragged
 from qkv.nn.embed import Patches
 
 SPEC = spec.Patches(image=6, patch=2, channels=3, width=5)
@@ -27,6 +27,13 @@ def test_patches_are_flattened_and_projected_row_by_row_behind_the_whole() -> No
     embedded = patches(IMAGES)
     assert embedded.layout.sizes == (SPEC.length,) * 4 == (10,) * 4
     torch.testing.assert_close(embedded.sequences(), [by_hand(patches, image) for image in IMAGES])
+
+
+def test_a_layout_that_comes_with_the_images_is_that_of_what_comes_out() -> None:
+    patches, layout = Patches(SPEC), Layout([SPEC.length] * 4)
+    found = patches(Ragged(IMAGES, layout))
+    assert found.layout is layout
+    assert torch.equal(found.values, patches(IMAGES).values)
 
 
 def test_an_image_does_not_depend_on_its_batch_mates() -> None:
@@ -70,6 +77,8 @@ def test_bytes_and_tokens_are_refused() -> None:
         Patches(SPEC)(torch.zeros(4, 3, 6, 6, dtype=torch.uint8))
     with pytest.raises(InputError, match="it was given tokens"):
         Patches(SPEC)(Ragged.of(torch.arange(5), [3, 2]))
+    with pytest.raises(InputError, match="it was given tokens"):
+        Patches(SPEC)(Ragged(IMAGES, Layout([9] * 4)))
     with pytest.raises(InputError, match="at least one sequence"):
         Patches(SPEC)(torch.zeros(0, 3, 6, 6))
 

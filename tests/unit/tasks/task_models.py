@@ -8,16 +8,17 @@ from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from qkv.data.examples import Answer, Choice, Labelled, Question, Span, Tagged
+from qkv.data.examples import Answer, Choice, Labelled, Pictured, Question, Span, Tagged
 from qkv.data.tasks.conll import spaced
-from qkv.families import bart, bert, gpt2, roberta, t5
+from qkv.families import bart, bert, gpt2, roberta, t5, vit
 from qkv.nn import build
 from qkv.objectives.label import judged
 from qkv.tasks import find
-from qkv.tasks.task import Asked, has_segments, put_on
+from qkv.tasks.task import Asked, has_segments, put_on, reader_of
 from qkv.text.tokeniser import Tokeniser, train_tokeniser
 from qkv.weights import Loaded
 
@@ -42,6 +43,8 @@ SMALL = {"width": 32, "heads": 2, "layers": 1, "hidden": 64, "key": 16, "dropout
 def model(task: Any, labels: Sequence[str], length: int = LENGTH, family: str = "bert") -> Loaded:
     """A tiny model under the head of a task."""
     torch.manual_seed(2)
+    if task.name == "picture":
+        return looking(task, labels)
     made_by, tokens = FAMILIES[family], tokeniser(family)
     names = [one.name for one in fields(made_by.Shape)]
     small = {name: size for name in names for end, size in SMALL.items() if name.split("_")[-1] == end}
@@ -53,10 +56,18 @@ def model(task: Any, labels: Sequence[str], length: int = LENGTH, family: str = 
     return Loaded(made.eval(), tokens, tokens)
 
 
+def looking(task: Any, labels: Sequence[str]) -> Loaded:
+    """The same of a model that looks at pictures."""
+    shape = vit.Shape(width=32, heads=2, layers=1, hidden=64, image=8, patch=4, channels=1)
+    made = build(vit.spec(shape, head=task.kind, labels=tuple(labels)))
+    put_on(task, made)
+    return Loaded(made.eval(), images=task.images(made.spec.source, None))
+
+
 def learn(task: Any, loaded: Loaded, examples: Sequence[Any], steps: int, rate: float = 3e-3) -> None:
     """All examples in one batch, over and over."""
     head = loaded.model.spec.head
-    asked = task.ask(examples, loaded.source, head.labels, loaded.model.spec.source.length)
+    asked = task.ask(examples, reader_of(task, loaded), head.labels, loaded.model.spec.source.length)
     batch = task.prepare(asked, has_segments(loaded.model.spec))
     optimiser = torch.optim.AdamW(loaded.model.parameters(), rate)
     loaded.model.train()
@@ -140,6 +151,11 @@ def labelled(number: int, label: Any, pair: bool = True) -> Labelled:
     return Labelled(sentence(number), f"l:{number}", sentence(number + 9, 3) if pair else None, label)
 
 
+def pictured(number: int) -> Pictured:
+    drawn = np.random.default_rng(number).integers(0, 256, (8, 8), dtype=np.uint8)
+    return Pictured(drawn, f"p:{number}", "xyz"[number % 3])
+
+
 @dataclass(frozen=True)
 class Case:
     """A task with settings on some examples."""
@@ -173,4 +189,5 @@ CASES = {
     "answer or none": Case("answer", [question(i, answerable=i % 4 != 3) for i in range(8)], steps=120),
     "answer windows": Case("answer", [question(i, 38) for i in range(8)], {"stride": 10}, steps=120),
     "choose": Case("choose", [choice(i) for i in range(8)], steps=100),
+    "picture": Case("picture", [pictured(i) for i in range(8)], {"flip": True, "mean": 0.4}),
 }

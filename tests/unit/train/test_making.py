@@ -100,7 +100,7 @@ def test_bad_lines_are_skipped_counted_and_listed(home):
     must_refuse(qkv("train", *options, "train.steps=2", "-o", "r", cwd=home), "bad.csv:122: 1 field where the table")
     done = qkv("train", *options, "--skip-bad", "train.steps=2", "-o", "skipped", cwd=home)
     assert done.returncode == 0, done.stderr
-    assert "2 examples were skipped:\n  bad.csv:122" in done.stdout
+    assert "2 bad examples were skipped:\n  bad.csv:122" in done.stdout
     assert "bad.csv:123: the column 'review' is empty here" in done.stdout
 
 

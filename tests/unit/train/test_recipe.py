@@ -8,8 +8,9 @@ from words import write_task
 
 from qkv import families
 from qkv.errors import InputError
+from qkv.tasks import find
 from qkv.train.recipe import model_spec, peak, read_recipe, shape, to_yaml
-from qkv.train.sections import PairRecipe
+from qkv.train.sections import PairRecipe, TaskRecipe
 
 
 @pytest.fixture
@@ -96,7 +97,12 @@ def test_every_recipe_in_the_repository_reads_and_builds(request):
         if isinstance(read, PairRecipe):
             assert model_spec(read, source=30, target=40).head.outputs == 40
         else:
-            assert families.family(read.model["family"]).spec(shape(read)).head.kind == "lm"
+            module, head = families.family(read.model["family"]), "lm"
+            given = {}
+            if isinstance(read, TaskRecipe):
+                head = find(read.task["name"]).kind
+                given = {"head": head}
+            assert module.spec(shape(read), **given).head.kind == head
 
 
 def test_the_recurrent_recipes_differ_in_their_attention_alone(request):

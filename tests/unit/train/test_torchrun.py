@@ -5,41 +5,55 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import commands
 import pytest
+from reviews import recipe_text, write_model, write_reviews
 from test_pretraining import OWN, RECIPES, TINY, write_text
 
+from qkv.train import fit, read_recipe
+from qkv.weights import load
 from qkv.weights.file import load_tensors
 
 TWO = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+STILL = ["model.dropout=0", "model.attention_dropout=0"]
+SPREADS = ("ddp", "fsdp")
+WAYS = {
+    "adapters": ["tune.adapters={rank: 2, dropout: 0.1, matrices: [q, v, down]}", "train.spread=ddp"],
+    "mix": ["tune.features=mix", "train.spread=fsdp"],
+}
 
 
-def command(family: str, folder: Path, output: str, *changes: str, two: bool = False) -> list[str]:
+def changes_of(family: str, folder: Path, *changes: str) -> tuple[str, list[str]]:
+    """A mini recipe, and what makes a tiny one of it."""
     text = folder / "text.txt"
     data = [f"data.train={text}", "data.format=blank", "data.hold_out=0.2", "valid.samples=1", "train.log_every=1"]
-    recipe = str(RECIPES / f"pretrain-{family}-mini.yaml")
-    given = [*TINY, *OWN.get(family, []), *data, *changes, "-o", str(folder / output), "--device", "cpu"]
-    return [sys.executable, *(TWO if two else []), "-m", "qkv.cli", "train", recipe, *given]
+    return str(RECIPES / f"pretrain-{family}-mini.yaml"), [*TINY, *OWN.get(family, []), *data, *changes]
 
 
-def run(given: list[str]) -> str:
-    done = subprocess.run(given, capture_output=True, text=True, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
+def by_one(recipe: str, changes: list[str], folder: Path) -> None:
+    """In this process, which has as many threads as torchrun gives each of its own."""
+    list(fit(read_recipe(recipe, changes), folder, device="cpu"))
+
+
+def words(recipe: str, changes: list[str], folder: Path) -> list[str]:
+    return ["train", recipe, *changes, "-o", str(folder), "--device", "cpu"]
 
 
 def losses(folder: Path) -> list[float]:
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    return [line["loss"] for line in lines if line["kind"] in ("train", "valid")]
+    return [line["loss"] for line in lines if line["kind"] in ("train", "valid") and "loss" in line]
 
 
 def kill_after_a_checkpoint(given: list[str], folder: Path) -> None:
     """kill -9 to all processes once one was written; a checkpoint each step leaves steps to go."""
-    process = subprocess.Popen(given, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    command = [sys.executable, *TWO, "-m", "qkv.cli", *given]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     while process.poll() is None and not any((folder / name).exists() for name in ("last.safetensors", "last.json")):
         time.sleep(0.005)
     # torchrun puts its processes into sessions of their own, where a kill of its group does not reach them
@@ -49,36 +63,71 @@ def kill_after_a_checkpoint(given: list[str], folder: Path) -> None:
     process.wait()
 
 
-@pytest.mark.parametrize("spread", ["ddp", "fsdp"])
-def test_two_processes_have_the_losses_of_one(spread, tmp_path):
-    write_text(tmp_path)
-    still = ["model.dropout=0", "model.attention_dropout=0"]
-    run(command("bert", tmp_path, "one", *still))
-    said = run(command("bert", tmp_path, "two", *still, f"train.spread={spread}", two=True))
-    assert said.count("trained: ") == 1
-    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
-    one, two = (load_tensors(tmp_path / name / "model.safetensors")[0] for name in ("one", "two"))
+def free_ports(count: int) -> list[int]:
+    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in held]
+    for one in held:
+        one.close()
+    return ports
+
+
+@pytest.fixture(scope="module")
+def by_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every run of two processes that nobody kills, and what both it and that of one process need."""
+    home = tmp_path_factory.mktemp("two")
+    write_text(home)
+    write_reviews(home / "mine.csv")
+    (home / "tuned.yaml").write_text(recipe_text(write_model("bert", home / "bert"), home / "mine.csv"))
+    runs = {spread: changes_of("bert", home, *STILL, f"train.spread={spread}") for spread in SPREADS}
+    runs |= {way: (str(home / "tuned.yaml"), [*changes, "train.log_every=1"]) for way, changes in WAYS.items()}
+    given = [words(recipe, changes, home / name) for name, (recipe, changes) in runs.items()]
+    (home / "commands.json").write_text(json.dumps(list(zip(free_ports(len(given)), given, strict=True))))
+    done = subprocess.run(
+        [sys.executable, *TWO, commands.__file__, str(home / "commands.json")],
+        capture_output=True, text=True, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count("trained: ") == len(runs)  # one process speaks
+    return home
+
+
+@pytest.mark.parametrize("spread", SPREADS)
+def test_two_processes_have_the_losses_of_one(spread, by_two, tmp_path):
+    by_one(*changes_of("bert", by_two, *STILL), tmp_path / "one")
+    assert losses(by_two / spread) == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
+    one, two = (load_tensors(folder / "model.safetensors")[0] for folder in (tmp_path / "one", by_two / spread))
     assert one.keys() == two.keys()
     assert all((one[name] - two[name]).abs().max() < 1e-4 for name in one)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_two_processes_tune_as_one_does(way, by_two, tmp_path):
+    """One process takes both parts, so that dropout draws the same."""
+    by_one(str(by_two / "tuned.yaml"), [*WAYS[way][:1], "train.log_every=1", "train.accumulate=2"], tmp_path / "one")
+    assert losses(by_two / way) == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
+    one, two = (load(folder).model.state_dict() for folder in (tmp_path / "one", by_two / way))
+    assert all((one[name] - two[name]).abs().max() < 1e-3 for name in one)
 
 
 def test_a_run_killed_with_two_processes_goes_on_with_one_to_the_same_bits(tmp_path):
     """With dropout; one process takes both parts, so that the same numbers are added up."""
     write_text(tmp_path)
     long = ["train.steps=20", "train.save_every=1", "valid.every=10"]
-    run(command("bart", tmp_path, "whole", *long, "train.accumulate=2"))
-    kill_after_a_checkpoint(command("bart", tmp_path, "cut", *long, two=True), tmp_path / "cut")
+    alone = changes_of("bart", tmp_path, *long, "train.accumulate=2")
+    by_one(*alone, tmp_path / "whole")
+    kill_after_a_checkpoint(words(*changes_of("bart", tmp_path, *long), tmp_path / "cut"), tmp_path / "cut")
     assert not (tmp_path / "cut" / "model.safetensors").exists()
-    run(command("bart", tmp_path, "cut", *long, "train.accumulate=2"))
+    by_one(*alone, tmp_path / "cut")
     whole, cut = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "cut"))
     assert whole == cut
 
 
 def test_shards_of_two_processes_are_taken_up_by_one(tmp_path):
     write_text(tmp_path)
-    long = ["train.steps=20", "train.save_every=1", "valid.every=10", "train.spread=fsdp", "model.dropout=0"]
-    long += ["model.attention_dropout=0", "model.embed_dropout=0"]
-    run(command("gpt2", tmp_path, "whole", *long))
-    kill_after_a_checkpoint(command("gpt2", tmp_path, "cut", *long, two=True), tmp_path / "cut")
-    run(command("gpt2", tmp_path, "cut", *long))
+    long = ["train.steps=20", "train.save_every=1", "valid.every=10", "train.spread=fsdp", "model.embed_dropout=0"]
+    given = changes_of("gpt2", tmp_path, *long, *STILL)
+    by_one(*given, tmp_path / "whole")
+    kill_after_a_checkpoint(words(*given, tmp_path / "cut"), tmp_path / "cut")
+    assert not (tmp_path / "cut" / "model.safetensors").exists()
+    by_one(*given, tmp_path / "cut")
     assert losses(tmp_path / "cut") == pytest.approx(losses(tmp_path / "whole"), rel=1e-4)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_pictures import write_folder, write_idx
 from task_files import tabs, written
 from test_choice_reader import HUB, OFFICIAL, PLAIN, SWAG, SWAG_ROW
 from test_conll_reader import CONLL_2003, EWT
@@ -101,7 +102,7 @@ def survives(format: str, path: Path) -> None:
 
 
 def test_every_format_has_a_sample_here() -> None:
-    assert {*JSON, *WHOLE, *TEXT} == set(FORMATS)
+    assert {*JSON, *WHOLE, *TEXT, "idx", "images"} == set(FORMATS)
 
 
 @pytest.mark.parametrize("format", [*JSON, *WHOLE])
@@ -131,3 +132,17 @@ def test_text_with_any_bytes_changed_is_read_or_refused(tmp_path: Path, format: 
                 [b"", b"\t", b"\n", b"\n\n", b'"', b"\xe9", b",", b"\x00", b" ", b"\r"]
             )
         survives(format, written(path, bytes(content)))
+
+
+@pytest.mark.parametrize("format", ["idx", "images"])
+def test_pictures_with_any_bytes_changed_are_read_or_refused(tmp_path: Path, format: str) -> None:
+    folder = write_idx(tmp_path, {"train": 3}) if format == "idx" else write_folder(tmp_path, 3)
+    chance = random.Random(format)
+    for path in sorted(one for one in folder.rglob("*") if one.is_file()):
+        whole = path.read_bytes()
+        for _ in range(40):
+            content = bytearray(whole)
+            place = chance.randrange(min(len(content), 60))
+            content[place : place + chance.randint(0, 2)] = chance.randbytes(chance.randint(0, 2))
+            survives(format, written(path, bytes(content)).parents[0 if format == "idx" else 1])
+        path.write_bytes(whole)

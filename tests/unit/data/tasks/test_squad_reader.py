@@ -30,7 +30,8 @@ WHO = question("q1", ("Ada", 0), ("Ada", 29))
 
 def test_version_1_has_answers_with_their_offsets(tmp_path: Path) -> None:
     path = written(tmp_path / "train-v1.1.json.gz", gzip.compress(squad(WHO, version="1.1").encode()))
-    expected = Question("q1", "Who?", CONTEXT, (Answer("Ada", 0), Answer("Ada", 29)), f"{path}: q1", True)
+    right = (Answer("Ada", 0), Answer("Ada", 29))
+    expected = Question("q1", "Who?", CONTEXT, right, f"{path}: q1", answerable=True, title="Ada")
     assert read("squad", path) == [expected]
     assert read("squad", tmp_path, part="train") == [expected]
 

@@ -1,0 +1,85 @@
+"""Batches of varied lengths in a frame that stays, so that one CUDA graph serves them all.
+
+Fine-tuning is many short steps, which a GPU has done before the host has launched the next kernel; a graph is one
+launch (`qkv.train.graph`), but of one shape. Variable-length attention reads lengths from the device, so that the shape
+of a batch is no more than its tokens and its sequences, and a few sequences that nobody is asked about fill both up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from qkv.nn import Layout, Ragged
+from qkv.objectives.label import Inputs
+
+AnyPart = TypeVar("AnyPart", bound=tuple[Any, ...])
+
+_SEEN = 16  # batches from which the frame is learned
+_ROOM = 1.05  # for a batch that has more sequences than those
+_EVEN = 64  # a number of tokens that matrix products like
+_IGNORED = -100  # what cross-entropy leaves out
+
+
+@dataclass
+class Framing:
+    """Learns a frame from the first batches and puts into it those that come after and fit; others go as they came."""
+
+    seen: list[tuple[int, int, int]] = field(default_factory=list)  # tokens, sequences, longest
+    frame: tuple[int, int, int] | None = None
+
+    def __call__(self, part: AnyPart) -> AnyPart:
+        if not _one_label_each(part):
+            return part
+        if self.frame is not None:
+            return framed(part, *self.frame)  # type: ignore[return-value,arg-type]
+        layout = part[0].layout
+        self.seen.append((layout.total, len(layout), layout.longest))
+        if len(self.seen) == _SEEN:
+            self.frame = _frame(self.seen)
+        return part
+
+
+def _one_label_each(part: Any) -> bool:
+    """Whether it is a batch of texts with a class each."""
+    if not isinstance(part, Inputs) or part.at is not None or part.choices or part.words:
+        return False
+    texts = part.source.values.dim() == 1
+    return texts and part.labels.dtype == torch.long and part.labels.shape == (len(part.source),)
+
+
+def _frame(seen: list[tuple[int, int, int]]) -> tuple[int, int, int]:
+    """The smallest one in which the batches fit that are not mere remainders."""
+    longest = max(2, *(length for _, _, length in seen))
+    most = max(tokens for tokens, _, _ in seen)
+    full = [(tokens, sequences) for tokens, sequences, _ in seen if 2 * tokens >= most]
+    fewest, sequences = min(n for _, n in full), int(max(n for _, n in full) * _ROOM)
+    while True:  # each sequence that is added needs one token, and has room for `longest`
+        sequences += 1
+        room = -(-(most + sequences - fewest) // _EVEN) * _EVEN
+        if all(room - tokens <= (sequences - n) * longest for tokens, n in full):
+            return room, sequences, longest
+
+
+def framed(part: Inputs, tokens: int, sequences: int, longest: int) -> Inputs:
+    """The same batch with so many tokens and sequences: the last ones are of zeros, and have no label.
+
+    The sum of losses and its gradient stay as they were. What does not fit is given back as it is.
+    """
+    layout = part.source.layout
+    extra, more = tokens - layout.total, sequences - len(layout)
+    if more < 1 or extra < more or max(layout.longest, -(-extra // more)) > longest:
+        return part
+    fill = [extra // more + (number < extra % more) for number in range(more)]
+    whole = Layout([*layout.sizes, *fill])
+    whole.framed, whole.longest = True, longest
+    segments = None if part.segments is None else _padded(part.segments, extra)
+    source = Ragged(_padded(part.source.values, extra), whole)
+    return part._replace(source=source, segments=segments, labels=_padded(part.labels, more, _IGNORED))
+
+
+def _padded(values: Tensor, more: int, fill: int = 0) -> Tensor:
+    return torch.cat([values, values.new_full((more,), fill)])

@@ -1,0 +1,31 @@
+"""Commands of ours, one after another, by all the processes of one launch; torchrun starts this file.
+
+    python -m torch.distributed.run --standalone --nproc-per-node 2 commands.py FILE
+
+FILE holds a JSON list of ports and words. To start Python with torch three times takes longer than what they do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from qkv.cli import main
+
+
+def all_of_them(commands: list[tuple[int, list[str]]]) -> None:
+    for port, words in commands:
+        # each meets in a place of its own: in torchrun's they would find what the one before has left
+        os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "False", "MASTER_PORT": str(port)}
+        sys.argv = ["qkv", *words]
+        try:
+            main()
+        except SystemExit as end:
+            if end.code:
+                raise
+
+
+if __name__ == "__main__":
+    all_of_them(json.loads(Path(sys.argv[1]).read_text()))

@@ -1,0 +1,131 @@
+"""A batch in a frame has the loss and the gradient that it has without; all batches in one frame have one shape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from qkv.families import bert, gpt2
+from qkv.nn import Ragged, build
+from qkv.objectives.label import Inputs, classes, judged
+from qkv.objectives.term import to_device
+from qkv.train.frame import Framing, framed
+from qkv.train.graph import Graphed, shape_of
+
+LABELS = ("bad", "good", "neither")
+LENGTHS = [[5, 3, 9], [2, 2, 2, 7], [9, 8], [4, 4, 4, 4, 1]]
+FRAME = 24, 7, 9
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="graphs are recorded on a GPU, and there is none")
+
+
+def batch(lengths: Sequence[int], seed: int = 0) -> Inputs:
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(1, 40, (sum(lengths),), generator=generator)
+    labels = torch.randint(0, len(LABELS), (len(lengths),), generator=generator)
+    return Inputs(Ragged.of(ids, list(lengths)), None, None, labels)
+
+
+def tiny(family: str):
+    torch.manual_seed(3)
+    module, fields = {"bert": (bert, {"source": 40}), "gpt2": (gpt2, {"target": 40})}[family]
+    shape = module.Shape(width=16, heads=2, layers=2, hidden=32)
+    return build(module.spec(shape, head="sequence", labels=LABELS, **fields)).eval()  # nothing is dropped
+
+
+def learned(family: str, given: Inputs) -> tuple[Tensor, list[Tensor]]:
+    model = tiny(family).double()
+    total = classes(judged(model, given), given).total
+    total.backward()
+    return total.detach(), [torch.zeros(1) if p.grad is None else p.grad for p in model.parameters()]
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2"])
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+def test_a_frame_changes_neither_the_loss_nor_the_gradient(family: str, lengths: list[int]) -> None:
+    alone, gradient = learned(family, batch(lengths))
+    inside = framed(batch(lengths), *FRAME)
+    assert len(inside.source.values) == FRAME[0]
+    assert len(inside.source) == len(inside.labels) == FRAME[1]
+    total, found = learned(family, inside)
+    torch.testing.assert_close(total, alone)
+    for ours, wanted in zip(found, gradient, strict=True):
+        torch.testing.assert_close(ours, wanted, atol=1e-10, rtol=1e-7)
+
+
+def test_all_batches_in_a_frame_have_one_shape() -> None:
+    assert len({shape_of(framed(batch(lengths), *FRAME)) for lengths in LENGTHS}) == 1
+    assert len({shape_of(batch(lengths)) for lengths in LENGTHS}) == len(LENGTHS)
+
+
+@pytest.mark.parametrize("lengths", [[10], [1] * 7, [9, 9, 5]], ids=["longer", "more sequences", "more tokens"])
+def test_what_does_not_fit_stays_as_it_is(lengths: list[int]) -> None:
+    given = batch(lengths)
+    assert framed(given, *FRAME) is given
+
+
+def test_a_frame_is_learned_that_fits_the_batches_it_was_learned_from() -> None:
+    framing = Framing()
+    parts = [batch(LENGTHS[number % len(LENGTHS)], number) for number in range(20)]
+    first = [framing(part) for part in parts[:16]]
+    assert all(given is part for given, part in zip(first, parts, strict=False))
+    assert len({shape_of(framing(part)) for part in parts}) == 1
+
+
+def test_only_texts_with_a_class_each_are_framed() -> None:
+    framing, words = Framing(frame=FRAME), batch(LENGTHS[0])
+    others = [
+        words._replace(labels=words.labels.float()),  # numbers
+        words._replace(labels=torch.zeros(17, dtype=torch.long)),  # a tag for each token
+        words._replace(labels=F.one_hot(words.labels)),  # several at once
+        words._replace(choices=(2, 1)),
+        words._replace(at=torch.tensor([0, 3])),
+    ]
+    assert framing(words) is not words
+    assert all(framing(other) is other for other in others)
+
+
+def test_a_refilled_layout_reads_as_the_other_one() -> None:
+    mine, other = (framed(batch(lengths), *FRAME).source.layout for lengths in LENGTHS[:2])
+    mine.ends("first"), mine.ends("last")
+    assert mine.refillable
+    mine.refill(other)
+    for name in ("lengths", "offsets", "positions"):
+        assert torch.equal(getattr(mine, name), getattr(other, name))
+    for which in ("first", "last"):
+        assert torch.equal(mine.ends(which).rows, other.ends(which).rows)
+
+
+def test_a_layout_that_a_kernel_planned_for_is_not_refilled() -> None:
+    given = framed(batch(LENGTHS[0]), *FRAME)
+    judged(tiny("bert"), given)  # on a CPU lengths go into a plan
+    assert not given.source.layout.refillable
+
+
+@needs_gpu
+@pytest.mark.parametrize("family", ["bert", "gpt2"])
+def test_one_recording_serves_all_batches_of_a_frame(family: str) -> None:
+    model = tiny(family).cuda()
+
+    def backward(given: Inputs) -> tuple[Tensor]:
+        with torch.autocast("cuda", torch.bfloat16):
+            total = classes(judged(model, given), given).total
+        total.backward()
+        return (total.detach(),)
+
+    def passes(run) -> list[list[Tensor]]:
+        found = []
+        for number in range(8):
+            model.zero_grad(set_to_none=True)
+            given = to_device(framed(batch(LENGTHS[number % 4], number), *FRAME), "cuda")
+            found.append([run(given)[0], *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
+        return found
+
+    recorded = Graphed(backward, model.parameters())
+    for ours, wanted in zip(passes(recorded), passes(backward), strict=True):
+        torch.testing.assert_close(ours, wanted, atol=1e-2, rtol=2e-2)
+    assert recorded.on
+    assert len(recorded.graphs) == 1
