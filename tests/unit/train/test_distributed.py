@@ -18,7 +18,7 @@ from qkv.errors import InputError
 from qkv.nn import build
 from qkv.train import sharded
 from qkv.train.checkpoint import Progress
-from qkv.train.distributed import Ranks, join, leave, spread
+from qkv.train.distributed import Ranks, clip, join, leave, spread
 from qkv.train.sharded import LAST, load_sharded, refill, save_sharded, whole
 from qkv.weights.file import load_tensors
 from qkv.weights.folder import fill, state
@@ -254,3 +254,16 @@ def test_whole_weights_go_back_into_the_model_that_gave_them():
     assert all(torch.equal(tensor, weights[name]) for name, tensor in state(model).items())
     with pytest.raises(InputError, match="there: lacks"):
         refill(model, {}, "there")
+
+
+@pytest.mark.parametrize("limit", [0.5, 1e6, float("nan")])
+def test_gradients_on_a_host_are_clipped_as_torch_clips_them(limit: float) -> None:
+    torch.manual_seed(1)
+    ours, theirs = ([torch.nn.Parameter(torch.zeros(300, 70)), torch.nn.Parameter(torch.zeros(9))] for _ in range(2))
+    for mine, its in zip(ours, theirs, strict=True):
+        mine.grad = torch.randn(mine.shape) if limit == limit else torch.full(mine.shape, torch.nan)
+        its.grad = mine.grad.clone()
+    norm, expected = clip(ours, limit), torch.nn.utils.clip_grad_norm_(theirs, limit)
+    torch.testing.assert_close(norm, expected, equal_nan=True)
+    for mine, its in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine.grad, its.grad, equal_nan=True)
