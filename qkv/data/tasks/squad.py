@@ -30,15 +30,14 @@ def read(path: Path, bad: Bad) -> Iterator[Question]:
             title = named(article, "title", where)
             for place, paragraph in enumerate(objects_field(article, "paragraphs", where), 1):
                 with bad:
-                    for one in _paragraph(paragraph, f"{where}, paragraph {place}", path, bad):
-                        yield replace(one, title=title)
+                    yield from _paragraph(paragraph, title, f"{where}, paragraph {place}", path, bad)
 
 
-def _paragraph(paragraph: Mapping[str, Any], where: str, path: Path, bad: Bad) -> Iterator[Question]:
+def _paragraph(paragraph: Mapping[str, Any], title: str, where: str, path: Path, bad: Bad) -> Iterator[Question]:
     context = text_field(paragraph, "context", where)
     for asked in objects_field(paragraph, "qas", where):
         with bad:
-            yield _question(asked, context, path)
+            yield replace(_question(asked, context, path), title=title)
 
 
 def _question(asked: Mapping[str, Any], context: str, path: Path) -> Question:
