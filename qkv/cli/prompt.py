@@ -81,6 +81,8 @@ def prompt(
     )
     columns = column_names(column, text=text, second=second, label=label)
     asked, shown, labels, skipped = _examples(format, (data, train), columns, (shots, seed), skip_bad)
+    for name in set(how.words).difference(labels):
+        raise InputError(f"--word: no example has the label '{name}'; known: {', '.join(labels)}")
     if examples is not None and examples < len(asked):
         asked = [asked[i * len(asked) // examples] for i in range(examples)]
     found = answer(load_model(model, device), asked, labels, shown, how)

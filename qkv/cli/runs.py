@@ -90,7 +90,8 @@ def _made(task: Any, data: str | None, start: str | None, changes: list[str], **
     if data is None:
         raise InputError("--task needs examples to learn from; give --data")
     if start is None and not any(change.startswith("model") for change in changes):
-        raise InputError("--task needs a model to start from; give --from, or model.family=… text.size=… for a new one")
+        fresh = "model.family=vit model.image=… model.patch=…" if task == "picture" else "model.family=… text.size=…"
+        raise InputError(f"--task needs a model to start from; give --from, or {fresh} for a new one")
     raw = made(task, data, start, changes, **others)
     read = checked(raw, "the command line")
     say(as_yaml(raw))

@@ -38,7 +38,10 @@ Tokenize = Annotated[str, typer.Option(help="bleu: 13a, intl, char, zh; none for
 Several = Annotated[str, typer.Option("--references", help="rouge: the best of several references, or their mean.")]
 Stem = Annotated[bool, typer.Option("--stem", help="rouge: compare Porter's stems.")]
 Newline = Annotated[
-    str, typer.Option(help="rouge: what stands between the sentences of a line, such as <q>; for Lsum.")
+    str,
+    typer.Option(
+        help="rouge: what stands between the sentences of a line, such as <q>; for Lsum.", show_default="a line's end"
+    ),
 ]
 Scheme = Annotated[str, typer.Option(help="entity_f1: lenient (conlleval), or strict bio or bioes.")]
 Positive = Annotated[str | None, typer.Option(metavar="LABEL", help="f1 of this label only, as for MRPC and QQP.")]

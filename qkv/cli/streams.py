@@ -62,6 +62,8 @@ def from_file(path: Path, bad: Bad) -> Iterator[Input]:
     """A text a line, plain or packed."""
     from qkv.data.tasks.lines import lines
 
+    if path.is_dir():
+        raise InputError(f"{path}: is a folder; say how its files are written, --format (see docs/tasks.md)")
     empty = True
     for where, line in lines(path, bad):
         empty = False

@@ -163,10 +163,26 @@ def _opened(picture: Picture, name: str) -> Image:
             image = picture
         else:
             with Image.open(picture) as file:
-                image = ImageOps.exif_transpose(file).convert("RGB")  # as theirs, which drops a file's transparency
+                image = ImageOps.exif_transpose(file)
     if 0 in image.size:
         raise InputError(f"{name}: has no pixels")
-    return image
+    image = _in_bytes(image, name)
+    return image if isinstance(picture, Image.Image) else image.convert("RGB")  # as theirs: transparency is dropped
+
+
+def _in_bytes(image: Image, name: str) -> Image:
+    """Of 16 bits a pixel the upper 8; pillow itself would make white of all that is not nearly black."""
+    from PIL import Image as pillow
+
+    _refuse_unbounded(image, name)
+    if not image.mode.startswith("I;16"):
+        return image
+    return pillow.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+
+
+def _refuse_unbounded(image: Image, name: str) -> None:
+    if image.mode in ("I", "F"):
+        raise InputError(f"{name}: has 32 bits a pixel, and nothing says what is white; save it with 8 or 16")
 
 
 def check(path: Path) -> None:
@@ -176,6 +192,7 @@ def check(path: Path) -> None:
     with _refusing(str(path)), Image.open(path) as file:
         file.draft("L", (1, 1))  # of a JPEG all is read, and an eighth of it worked out
         file.load()
+    _refuse_unbounded(file, str(path))
 
 
 def as_png(picture: Picture, side: int) -> bytes:

@@ -50,6 +50,10 @@ class Several:
         found = labels_of(examples)
         if not found:
             raise InputError(f"{places(examples)}: no example has a label; is it the right column?")
+        joined = [one for one in examples if isinstance(one.label, str) and not {",", ";", "|"}.isdisjoint(one.label)]
+        if joined and not any(isinstance(one.label, tuple) for one in examples):
+            said = f"'{joined[0].label}' would be one label; say what stands between two, as in --column separator=,"
+            raise InputError(f"{joined[0].where}: {said}")
         return tuple(found)
 
     def ask(

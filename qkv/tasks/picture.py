@@ -58,6 +58,8 @@ class Picture(OneOf):
 
     def images(self, s: spec.Patches, own: Images | None) -> Images:
         """How a model's pictures are prepared: as it came with it, or to its size and channels."""
+        if self.shift >= s.image:
+            raise InputError(f"task.shift: {self.shift} pixels move a picture of {s.image} out of sight; give fewer")
         half = (0.5,) * s.channels
         made = own or Images(rgb=s.channels == 3, size=(s.image, s.image), mean=half, deviation=half)
         told = {"mean": self.mean, "deviation": self.deviation}

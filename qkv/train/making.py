@@ -25,8 +25,9 @@ _FORMATS: dict[type, dict[str, str]] = {
     Tagged: _WORDS | dict.fromkeys(_LISTS, "words"),
     Question: {".json": "squad", ".jsonl": "questions", ".ndjson": "questions"},
     Choice: dict.fromkeys(ENDINGS, "choices"),
-    Pictured: dict.fromkeys(ENDINGS, "images") | {".idx3-ubyte": "idx"},
+    Pictured: dict.fromkeys(ENDINGS, "images"),
 }
+_IDX = "idx3-ubyte"  # how MNIST's files of pictures are called, behind a dash or a dot, packed or not
 _SMALL = 20_000_000  # parameters under which a model stands a larger rate
 _SEEN = 60_000  # examples that a run should see: small sets come again, up to so often
 _EPOCHS = (3, 20)
@@ -64,11 +65,13 @@ def made(
 def _format(task: str, data: Path) -> str:
     kind: type = find(task).example
     known = _FORMATS[kind]
-    if data.is_dir() and kind is Pictured:
-        return "idx" if any(data.glob("*idx3-ubyte*")) else "images"
+    if kind is Pictured and (data.is_dir() or _IDX in data.name):
+        return "idx" if _IDX in data.name or any(data.glob(f"*{_IDX}*")) else "images"
     if data.is_dir():
         raise InputError(f"{data}: is a folder; say how its files are written, --format (see docs/tasks.md)")
     if ending(data) not in known:
+        if not data.exists():
+            raise InputError(f"{data}: no such file or folder; check the path")
         names = ", ".join(dict.fromkeys(known.values()))
         raise InputError(f"{data}: its name does not tell how it is written; give --format, for {task} one of {names}")
     return known[ending(data)]

@@ -9,9 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from qkv.data.labels import Classified
 from qkv.errors import InputError
 from qkv.train.fit import LOG
 from qkv.train.sections import AnyRecipe, TaskRecipe
+from qkv.train.task_data import part_of, read_part
+from qkv.train.tuning import task_of
 
 _ABOUT_THE_RUN = ("kind", "step", "seconds", "samples", "best_step", "averaged", "tokens")
 
@@ -35,10 +38,28 @@ def with_folds(recipe: AnyRecipe, folder: Path, count: int) -> Iterator[One]:
     if not isinstance(recipe, TaskRecipe):
         raise InputError("--folds goes with tasks; this recipe is of another kind, give --seeds")
     rest = {name: share for name, share in recipe.data.hold_out.items() if name != "valid"}
+    recipe = replace(recipe, data=replace(recipe.data, valid=None, hold_out=rest))
+    check_folds(recipe, count)
     for number in range(1, count + 1):
-        data = replace(recipe.data, valid=None, hold_out=rest, fold=[number, count])
+        data = replace(recipe.data, fold=[number, count])
         name = f"fold{number}of{count}"
         yield One(name, replace(recipe, data=data), folder.with_name(f"{folder.name}-{name}"))
+
+
+def check_folds(recipe: TaskRecipe, count: int) -> None:
+    """Says before the first run which class a later one could not learn: one whose examples all lie in one fold."""
+    if recipe.data.skip_bad:  # then they are left out, and listed
+        return
+    task, whole = task_of(recipe), read_part(replace(recipe.data, fold=None), "train")
+    if not whole or not isinstance(whole[0], Classified):
+        return
+    every = set(task.labels(whole))
+    for number in range(1, count + 1):
+        data = replace(recipe.data, fold=[number, count])
+        lone = sorted(every.difference(task.labels([one for one in whole if part_of(one, data) == "train"])))
+        if lone:
+            said = f"all examples of '{lone[0]}' lie in fold {number}, where nothing is left to learn it from"
+            raise InputError(f"--folds: {said}; give more of them, or another number of folds")
 
 
 def figures(folder: Path) -> dict[str, float]:

@@ -30,11 +30,11 @@ def read_part(data: TaskData, part: str) -> Examples[Any]:
         found.extend(some)
         found.skipped += some.skipped
     if held or (part == "train" and (data.hold_out or data.fold)):
-        return Examples([one for one in found if _part_of(one, data) == part], found.skipped)
+        return Examples([one for one in found if part_of(one, data) == part], found.skipped)
     return found
 
 
-def _part_of(example: Any, data: TaskData) -> str:
+def part_of(example: Any, data: TaskData) -> str:
     """By a hash of what it says, so that new lines never move old ones."""
     told = _told(example, data.together)
     place, below = unit_hash(told), 0.0

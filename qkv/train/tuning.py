@@ -178,6 +178,10 @@ def prepare(recipe: TaskRecipe, folder: Path) -> TaskWork:
     train, valid = read_part(recipe.data, "train"), read_part(recipe.data, "valid")
     if recipe.data.skip_bad:
         train = sifted(train, task.labels)
+    if train and not valid and not valid.skipped and recipe.data.valid is None:
+        kept = f" by their {recipe.data.together}" if recipe.data.together else ""
+        said = f"none of the {len(train):,} was held out{kept}; raise data.hold_out.valid, or give data.valid"
+        raise InputError(f"no validation examples: {said}")
     train, valid = _some(train, "training"), _some(valid, "validation")
     labels = tuple(task.labels(train))
     if recipe.tune.class_weights == "balanced":

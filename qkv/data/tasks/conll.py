@@ -23,6 +23,7 @@ UNIVERSAL = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "
 _ID = re.compile(r"(?P<word>\d{1,9})(?:-(?P<last>\d{1,9})|(?P<empty>\.\d+))?")
 _UNSET = "_"
 _PLAIN = "NONE"  # tags that mark no chunks
+_TOLD = "as the tags tell"  # not None, which the command line has for "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +33,17 @@ class _Sentence:
     places: tuple[str, ...]  # of each word
 
 
-def read(path: Path, bad: Bad, *, tag: str | None = None, scheme: str | None = None) -> Iterator[Tagged]:
+def read(path: Path, bad: Bad, *, tag: str | None = None, scheme: str | None = _TOLD) -> Iterator[Tagged]:
     """Sentences with the tags of one column: "pos", "chunk" or "ner" of four, else a number from 1; the last one
     without it.
 
-    `scheme` is BIO, IOB1, BIOES or "none" for tags that are no chunks; without it the file's tags tell.
+    `scheme` is BIO, IOB1, BIOES, or "none" or None for tags that are no chunks; without it the file's tags tell.
     """
     yield from _checked(list(_sentences(path, bad, tag)), bad, scheme)
 
 
 def listed(
-    path: Path, bad: Bad, *, words: str = "words", tags: str | None = "tags", scheme: str | None = None
+    path: Path, bad: Bad, *, words: str = "words", tags: str | None = "tags", scheme: str | None = _TOLD
 ) -> Iterator[Tagged]:
     """Sentences out of JSON lines with a list of words and one of tags; the scheme as of `read`."""
     yield from _checked(list(_records(path, bad, words, tags)), bad, scheme)
@@ -61,7 +62,9 @@ def _records(path: Path, bad: Bad, words: str, tags: str | None) -> Iterator[_Se
 
 
 def _checked(sentences: list[_Sentence], bad: Bad, scheme: str | None) -> Iterator[Tagged]:
-    wanted = scheme_of(one.tags for one in sentences if one.tags is not None) if scheme is None else scheme.upper()
+    wanted: str | None = (scheme or _PLAIN).upper()
+    if scheme == _TOLD:
+        wanted = scheme_of(one.tags for one in sentences if one.tags is not None)
     if wanted is not None and wanted not in (*SCHEMES, _PLAIN):
         raise InputError(f"tag scheme '{scheme}' is unknown; {nearest(wanted, (*SCHEMES, _PLAIN))}")
     for sentence in sentences:

@@ -70,6 +70,7 @@ def labelled(
     label: str | None = "label",
     second: str | None = None,
     id: str | None = None,
+    group: str | None = None,
     form: str | None = None,
     header: bool = True,
     number: bool = False,
@@ -78,10 +79,10 @@ def labelled(
     """Texts, or pairs of texts, with their labels from the columns of those names; `label=None` reads none.
 
     A `number` is a label to be regressed. With a `separator` an example has any number of labels, as it has where a
-    JSON field is a list. Without a `header` the columns are called "1", "2", …. `form` is one of the FORMS where the
-    file's name does not tell.
+    JSON field is a list. Without a `header` the columns are called "1", "2", …. Examples of one `group` can be held out
+    together. `form` is one of the FORMS where the file's name does not tell.
     """
-    needs = [name for name in (text, second, label, id) if name is not None]
+    needs = [name for name in (text, second, label, id, group) if name is not None]
     for row in rows(path, bad, needs=needs, form=form, header=header):
         with bad:
             yield Labelled(
@@ -90,6 +91,7 @@ def labelled(
                 second=None if second is None else row.text(second),
                 label=None if label is None else label_of(row, label, number, separator),
                 id=row.id(id),
+                group=row.id(group),
             )
 
 
@@ -168,8 +170,15 @@ def misfit(where: str, fields: Sequence[str], columns: Sequence[str]) -> InputEr
 
 
 def missing(where: str, name: str, columns: Iterable[str]) -> InputError:
-    """A column that is not there."""
-    return InputError(f"{where}: no column '{name}'; the columns are: {', '.join(columns)}")
+    """A column that is not there; where the whole line was taken for one column, what it seems to be written in."""
+    known = list(columns)
+    if known and known[0].startswith("{"):
+        return InputError(f"{where}: no column '{name}', but JSON; give the format jsonl")
+    between = next((sign for sign in (";", "\t", "|", ",") if len(known) == 1 and sign in known[0]), None)
+    if between is not None:
+        told = "tabs" if between == "\t" else f"'{between}'"
+        return InputError(f"{where}: no column '{name}'; it has {told} where csv has commas and tsv tabs; convert it")
+    return InputError(f"{where}: no column '{name}'; the columns are: {', '.join(known)}")
 
 
 def _columns(fields: list[str], where: str, needs: Iterable[str], header: bool) -> list[str]:

@@ -78,10 +78,15 @@ def test_a_bad_picture_is_one_line_or_skipped(home: Path, tmp_path: Path) -> Non
     bad.write_bytes(good.read_bytes()[:-30])
     must_refuse(qkv("predict", home / "run", good, bad), "bad.png", "a broken picture")
     must_refuse(qkv("predict", home / "run", tmp_path / "none.png"), "none.png", "No such file")
+    must_refuse(qkv("predict", home / "run", "--file", home / "files"), "is a folder; say how its files are written")
     done = qkv("predict", home / "run", good, bad, "--skip-bad")
     assert (done.returncode, len(done.stdout.splitlines())) == (0, 1)
     assert "bad.png: a broken picture" in done.stderr
     must_refuse(qkv("eval", home / "run", "--data", tmp_path, "--format", "images"), "bad.png")
+
+
+def test_without_a_model_it_says_what_a_fresh_one_needs(home: Path) -> None:
+    must_refuse(qkv("train", "--task", "picture", "--data", home / "files"), "model.family=vit model.image=…")
 
 
 def test_ones_own_folder_is_learned_without_a_recipe(home: Path, tmp_path: Path) -> None:

@@ -62,6 +62,7 @@ def test_examples_that_are_shown_are_not_asked_about(home):
         (("--shots", 9), "9 examples to show out of 4"),
         (("--shots", 4), "no example is left to ask about"),
         (("--word", "pos"), "--word: 'pos' is not LABEL=WORD"),
+        (("--word", "Pos=good"), "--word: no example has the label 'Pos'; known: "),
         (("--format", "squad"), "--format squad has no labelled texts"),
         (("--examples", 0), "--examples is 1 or more"),
         (("--label", "stars"), "stars"),

@@ -312,3 +312,21 @@ def test_a_picture_for_a_page_is_a_small_png(tmp_path: Path) -> None:
         assert (shown.format, shown.size) == ("PNG", (60, 90))
     with Image.open(io.BytesIO(as_png(pixels(5, 6, 1), 90))) as shown:
         assert np.array_equal(np.asarray(shown), pixels(5, 6, 1))
+
+
+def test_sixteen_bits_a_pixel_are_the_picture_that_eight_show(tmp_path: Path) -> None:
+    shown = pixels(9, 12, 1)
+    deep = Image.fromarray(shown.astype(np.uint16) * 257)
+    deep.save(tmp_path / "deep.png")
+    plain = Images(mean=(0.5,), deviation=(0.5,), size=(9, 12))
+    assert Image.open(tmp_path / "deep.png").mode == "I;16"
+    check(tmp_path / "deep.png")
+    for picture in (tmp_path / "deep.png", deep):
+        assert torch.equal(plain.read(picture), plain.read(shown))
+
+
+def test_thirty_two_bits_a_pixel_are_refused_for_nothing_says_what_is_white(tmp_path: Path) -> None:
+    Image.fromarray(pixels(9, 12, 1).astype(np.float32)).save(tmp_path / "float.tiff")
+    for reading in (check, Images().read):
+        with pytest.raises(InputError, match=r"float.tiff: has 32 bits a pixel, .* save it with 8 or 16"):
+            reading(tmp_path / "float.tiff")

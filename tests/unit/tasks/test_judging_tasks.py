@@ -231,3 +231,10 @@ def test_copa_and_record_read_from_their_files_are_asked(words: qkv.Loaded, tmp_
     found = task.read([(one, torch.randn(one.length, 2))], question, ())
     assert {stretch.text for stretch in found.best} == {"cat", "mat"}
     assert score(task, [found], [question], ())["exact"] == (100.0 if found.text == "cat" else 0.0)
+
+
+def test_labels_with_commas_between_are_not_taken_for_one_label():
+    joined = [Labelled("a", "mine.csv:2", label="x"), Labelled("b", "mine.csv:3", label="x,y")]
+    with pytest.raises(InputError, match=r"^mine.csv:3: 'x,y' would be one label; .* --column separator=,$"):
+        find("label").labels(joined)
+    assert find("label").labels([*joined, Labelled("c", "mine.csv:4", label=("z",))]) == ("x", "x,y", "z")

@@ -100,6 +100,12 @@ def test_means_that_make_no_sense_are_named(settings: dict[str, Any], said: str)
         find("picture", **settings).images(COLOUR, None)
 
 
+def test_a_picture_is_not_moved_out_of_sight() -> None:
+    size = spec.Patches(image=8, patch=4, channels=1, width=16)
+    with pytest.raises(InputError, match=r"task\.shift: 8 pixels move a picture of 8 out of sight"):
+        find("picture", shift=8).images(size, None)  # type: ignore[attr-defined]
+
+
 def test_a_mean_needs_a_deviation() -> None:
     bare = Images(size=(8, 8), mean=None, deviation=None)
     with pytest.raises(InputError, match="neither of its own; give both"):

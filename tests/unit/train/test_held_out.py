@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from qkv.errors import InputError
-from qkv.train import pair_sets
-from qkv.train.sections import Data, TaskData
+from qkv.train import pair_sets, tuning
+from qkv.train.recipe import from_plain
+from qkv.train.sections import Data, TaskData, TaskRecipe
 from qkv.train.task_data import read_part
 
 
@@ -75,3 +76,12 @@ def test_pairs_of_several_files_are_one_set(tmp_path: Path) -> None:
 def test_aligned_pairs_take_two_files(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"aligned takes two files, \[source, target\], not 3"):
         pair_sets.read_part(Data(format="aligned", train=[str(tmp_path)] * 3), "train")
+
+
+def test_a_share_that_takes_nothing_is_said(tmp_path: Path) -> None:
+    raw = {"name": "x", "task": "answer", "model": {"from": "models/none"}, "train": {"steps": 1}}
+    raw["data"] = {"format": "squad", "train": articles(tmp_path), "hold_out": {"valid": 0.001}, "together": "title"}
+    recipe = from_plain(raw, "here")
+    assert isinstance(recipe, TaskRecipe)
+    with pytest.raises(InputError, match=r"none of the 108 was held out by their title; raise data\.hold_out\.valid"):
+        tuning.prepare(recipe, tmp_path)

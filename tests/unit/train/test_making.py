@@ -73,6 +73,8 @@ def test_small_sets_are_seen_more_often_and_small_models_learn_faster(home, tmp_
         ("tag", "a.jsonl", "words"),
         ("answer", "a.json", "squad"),
         ("choose", "a.jsonl", "choices"),
+        ("picture", "train-images-idx3-ubyte.gz", "idx"),
+        ("picture", "train.csv", "images"),
     ],
 )
 def test_a_files_ending_tells_its_format(task, name, format):

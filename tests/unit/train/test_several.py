@@ -87,3 +87,10 @@ def test_pairs_have_seeds_and_no_folds(tmp_path):
     done = qkv("train", recipe, "train.steps=2", "--seeds", "2", "-o", "out", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "per" in json.loads((tmp_path / "out-seeds.json").read_text())["figures"]
+
+
+def test_a_class_that_lies_in_one_fold_is_said_before_the_first_run(home):
+    write_reviews(home / "mine.csv", 60, extra=[("a lonely word", "lonely")])
+    done = qkv("train", "r.yaml", "--folds", "3", "-o", "out", cwd=home)
+    must_refuse(done, "--folds: all examples of 'lonely' lie in fold", "another number of folds")
+    assert not list(home.glob("out*"))

@@ -106,6 +106,7 @@ def test_a_scheme_that_is_named_is_held_to(tmp_path: Path) -> None:
     assert read("conll", path)[0].tags == ("B-x",)  # as IOB1
     refused(f"{path}:1", "tag 'I-x' after 'O' is not BIO", "conll", path, scheme="bio")
     assert read("conll", path, scheme="none")[0].tags == ("I-x",)
+    assert read("conll", path, scheme=None)[0].tags == ("I-x",)  # what --column scheme=none says
     with pytest.raises(InputError, match="tag scheme 'bioe' is unknown; did you mean 'BIOES'"):
         read("conll", path, scheme="bioe", skip_bad=True)
 

@@ -62,7 +62,7 @@ def test_an_unknown_column_gets_the_nearest_or_is_told_that_there_are_none(tmp_p
 
 
 def test_the_settings_of_a_format_are_what_its_reader_takes() -> None:
-    assert settings_of("csv") == ["text", "label", "second", "id", "header", "number", "separator"]
+    assert settings_of("csv") == ["text", "label", "second", "id", "group", "header", "number", "separator"]
     assert settings_of("conllu") == ["tag"]
     assert settings_of("glue:RTE") == settings_of("clinc") == []
 

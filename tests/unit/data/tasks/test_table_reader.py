@@ -125,6 +125,24 @@ def test_a_column_that_is_not_there_names_those_that_are(tmp_path: Path, name: s
     assert said.endswith("the columns are: review, stars, date")
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("text;label\na;x\n", "it has ';' where csv has commas and tsv tabs; convert it"),
+        ("text\tlabel\na\tx\n", "it has tabs where csv has commas and tsv tabs; convert it"),
+        ('{"text": "a", "label": "x"}\n', "no column 'text', but JSON; give the format jsonl"),
+    ],
+)
+def test_a_header_that_is_one_column_is_said_to_be_written_otherwise(tmp_path: Path, content: str, said: str) -> None:
+    path = written(tmp_path / "a.csv", content)
+    assert said in refused(f"{path}:1", "no column 'text'", "csv", path)
+
+
+def test_a_column_can_say_which_examples_belong_together(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.csv", "text,label,author\na,x,Ann\nb,y,Bob\n")
+    assert [one.group for one in read("csv", path, columns={"group": "author"})] == ["Ann", "Bob"]
+
+
 def test_a_json_field_that_is_not_there_is_a_bad_record(tmp_path: Path) -> None:
     path = json_lines(tmp_path / "a.jsonl", {"text": "a", "label": "x"}, {"text": "b", "lable": "x"})
     said = refused(f"{path}:2", "no field 'label'; did you mean 'lable'", "jsonl", path)
