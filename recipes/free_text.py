@@ -5,8 +5,8 @@
 A document is a novel's chapter-long stretch, a play, an abstract, or some dozens of sentences or comments that have
 nothing in common but their source. All of it may be redistributed: novels and plays are in the public domain, Tatoeba's
 sentences are CC BY 2.0 (France), GoEmotions' comments and SciTLDR's abstracts Apache-2.0. Of the labelled sets only the
-training part is read, and none of its labels. Held-out and test text are whole novels. short.jsonl has the sentences and
-comments once more, each a document of its own.
+training part is read, and none of its labels. Held-out and test text are whole novels. short.jsonl has the sentences
+and comments once more, each a document of its own.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ def read_part(data: Data, part: str) -> list[Pair]:
 
 def read_sets(data: Data, part: str) -> dict[str, list[Pair]]:
     """The same by the name of their set, each source with the set's prefix before it."""
-    return {name: _prefixed(_read_part(one, part), one.prefix) for name, one in data.sets.items()}
+    return {name: _prefixed(_read_part(one, part, name), one.prefix) for name, one in data.sets.items()}
 
 
 def as_examples(pairs: list[Pair], by_source: bool) -> list[Example]:
@@ -39,7 +39,7 @@ def _prefixed(pairs: list[Pair], prefix: str) -> list[Pair]:
     return [replace(pair, source=prefix + pair.source) for pair in pairs] if prefix else pairs
 
 
-def _read_part(one: PairSet, part: str) -> list[Pair]:
+def _read_part(one: PairSet, part: str, name: str) -> list[Pair]:
     path = getattr(one, part)
     if path is not None and not (part == "train" and one.hold_out):
         return _read(one, path, part)
@@ -48,7 +48,8 @@ def _read_part(one: PairSet, part: str) -> list[Pair]:
         return hold_out(_read(one, one.train, "train"), one.hold_out)[part]
     if one.format not in FORMATS and isinstance(one.train, str) and Path(one.train).is_dir():
         return _read(one, one.train, part)
-    raise InputError(f"the recipe has no '{part}' data; give data.{part}, or a share under data.hold_out")
+    which = f"the recipe's set '{name}'" if name else "the recipe"
+    raise InputError(f"{which} has no '{part}' data; give data.{part}, or a share under data.hold_out")
 
 
 def _read(one: PairSet, path: str | list[str], part: str) -> list[Pair]:

@@ -213,7 +213,7 @@ def _reader(recipe: TaskRecipe, task: Task[Any], loaded: Loaded) -> Tokeniser | 
 
 def _loaded(recipe: TaskRecipe, task: Task[Any], labels: tuple[str, ...]) -> Loaded:
     """The model that the recipe starts from."""
-    if recipe.text != Vocabulary() and not isinstance(task, Picture):
+    if recipe.text != Vocabulary():
         raise InputError("text: a model that is there has its tokeniser; leave out this section, or model.from")
     with _naming_the_task(task):
         return load(str(recipe.model["from"]), head=task.kind, labels=labels)
@@ -231,6 +231,8 @@ def _built(recipe: TaskRecipe, folder: Path, task: Task[Any], labels: tuple[str,
     if isinstance(task, Picture):
         if not hasattr(module.Shape, "patch"):
             raise InputError(f"model.family: {name} reads text, and the task picture needs one that looks; take vit")
+        if recipe.text != Vocabulary():
+            raise InputError("text: a model that looks at pictures has no tokeniser; leave out this section")
         with _naming_the_task(task):
             return Loaded(build(module.spec(shape(recipe), head=task.kind, labels=labels)))
     template = getattr(module, "TEMPLATE", bert.TEMPLATE)  # a family that has none, the recurrent one, reads as BERT

@@ -10,7 +10,7 @@ import pytest
 from qkv.errors import InputError
 from qkv.train import pair_sets, tuning
 from qkv.train.recipe import from_plain
-from qkv.train.sections import Data, TaskData, TaskRecipe
+from qkv.train.sections import Data, PairSet, TaskData, TaskRecipe
 from qkv.train.task_data import read_part
 
 
@@ -85,3 +85,10 @@ def test_a_share_that_takes_nothing_is_said(tmp_path: Path) -> None:
     assert isinstance(recipe, TaskRecipe)
     with pytest.raises(InputError, match=r"none of the 108 was held out by their title; raise data\.hold_out\.valid"):
         tuning.prepare(recipe, tmp_path)
+
+
+def test_the_set_of_a_mix_that_lacks_a_part_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text("a\tb\n", encoding="utf-8")
+    mix = [PairSet(format="tsv", train=str(tmp_path / "a.tsv"), prefix="upper: ")]
+    with pytest.raises(InputError, match="the recipe's set 'upper' has no 'test' data"):
+        pair_sets.read_part(Data(mix=mix), "test")

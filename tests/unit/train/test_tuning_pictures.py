@@ -183,6 +183,7 @@ def test_pictures_are_held_out_by_what_they_show(home: Path, tmp_path: Path) -> 
         ({"task": {"mean": [1, 2]}}, "task.mean"),
         ({"model": {"family": "bert"}}, "model.family: bert reads text"),
         ({"data": {"hold_out": {}}}, "there is no part 'dev'"),
+        ({"text": {"size": 100}}, "text: a model that looks at pictures has no tokeniser"),
         ({"train": {"batch_tokens": 16}}, "set train.batch_tokens to 17 or more"),
     ],
 )

@@ -70,5 +70,5 @@ def recipe_of(folder: Path, **sections: Any) -> dict[str, Any]:
     plain["model"] |= {"channels": 1, "dropout": 0.1}
     plain["train"] |= {"log_every": 2, "smoothing": 0.05}
     for name, section in sections.items():
-        plain[name] = plain[name] | section if name != "model" or "from" not in section else section
+        plain[name] = plain.get(name, {}) | section if name != "model" or "from" not in section else section
     return plain
