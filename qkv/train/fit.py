@@ -30,7 +30,7 @@ from qkv.train.distributed import Ranks, by_first, clip, gathered, join, leave, 
 from qkv.train.duration import in_steps
 from qkv.train.frame import Framing
 from qkv.train.graph import Graphed
-from qkv.train.hardware import keep_memory, matrix_peak, work_on
+from qkv.train.hardware import keep_memory, matrix_peak, passes, work_on
 from qkv.train.optimiser import optimiser
 from qkv.train.range_test import RangeTest
 from qkv.train.recipe import peak, to_yaml
@@ -196,7 +196,8 @@ class Run:
             if progress.step % how.log_every == 0 or last:
                 with tally.paused():
                     tally.check(progress.step, self.ranks)
-                    work = work_on(self.work.spec, ready.parts[0][1]) * ready.read * self.ranks.size / ready.tokens
+                    work = work_on(self.work.spec, ready.parts[0][1]) * passes(self.model) * ready.read
+                    work *= self.ranks.size / ready.tokens
                     yield self.report(tally, work, {"learning_rate": learning_rate, "epoch": progress.epoch})
             if progress.step % self.recipe.valid.every == 0 or last:
                 with tally.paused():

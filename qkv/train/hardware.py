@@ -17,6 +17,7 @@ import torch
 from qkv import spec
 from qkv.look.cost import cost
 from qkv.nn import Ragged
+from qkv.nn.model import Model
 
 _SAMPLES = 8  # at least; the best counts, for a disturbed sample says nothing of the machine
 
@@ -115,3 +116,9 @@ def work_on(model: spec.Model, part: Sequence[Any]) -> float:
     target = means[-1] if model.decoder is not None else 0.0
     asked = part.targets[0] / sum(sizes[-1]) if model.decoder is None else 1.0  # type: ignore[attr-defined]
     return work_per_token(model, source_length=source, target_length=target, judged=min(asked, 1.0))
+
+
+def passes(model: Model) -> float:
+    """The share of training's work, a pass forward and two back, that is done where the body stays as it is: nothing
+    goes back through one without adapters, and those need the gradient of what went in, not of its weights."""
+    return 1 / 3 if model.frozen else 1.0 if model.spec.adapters is None else 2 / 3

@@ -10,8 +10,10 @@ import torch
 from qkv import spec
 from qkv.errors import InputError
 from qkv.families import family
+from qkv.nn import build
+from qkv.nn.model import altered
 from qkv.train import hardware
-from qkv.train.hardware import matrix_peak, measured_peak, work_per_token
+from qkv.train.hardware import matrix_peak, measured_peak, passes, work_per_token
 
 CPU = torch.device("cpu")
 WIDTH, HIDDEN, LAYERS, VOCABULARY = 8, 20, 3, 50
@@ -108,3 +110,13 @@ def test_the_best_sample_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "timed", lambda *_: next(samples))
     monkeypatch.setattr(hardware.time, "perf_counter", lambda: next(ticks))
     assert measured_peak(CPU, half=False) == pytest.approx(2 * 1024**3 / 0.2)
+
+
+def test_a_body_that_stays_as_it_is_costs_a_pass_and_one_with_adapters_two() -> None:
+    model = build(bert("sequence"))
+    assert passes(model) == 1
+    model.freeze()
+    assert passes(model) == pytest.approx(1 / 3)
+    altered(model, "last", spec.Adapters(rank=2))
+    model.freeze()
+    assert passes(model) == pytest.approx(2 / 3)
