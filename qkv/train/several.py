@@ -13,7 +13,7 @@ from qkv.data.labels import Classified
 from qkv.errors import InputError
 from qkv.train.fit import LOG
 from qkv.train.sections import AnyRecipe, TaskRecipe
-from qkv.train.task_data import part_of, read_part
+from qkv.train.task_data import fold_of, read_part
 from qkv.train.tuning import task_of
 
 _ABOUT_THE_RUN = ("kind", "step", "seconds", "samples", "best_step", "averaged", "tokens")
@@ -53,10 +53,10 @@ def check_folds(recipe: TaskRecipe, count: int) -> None:
     task, whole = task_of(recipe), read_part(replace(recipe.data, fold=None), "train")
     if not whole or not isinstance(whole[0], Classified):
         return
-    every = set(task.labels(whole))
+    every, folds = set(task.labels(whole)), [fold_of(one, recipe.data.together, count) for one in whole]
     for number in range(1, count + 1):
-        data = replace(recipe.data, fold=[number, count])
-        lone = sorted(every.difference(task.labels([one for one in whole if part_of(one, data) == "train"])))
+        rest = [one for one, fold in zip(whole, folds, strict=True) if fold != number]
+        lone = sorted(every.difference(task.labels(rest)))
         if lone:
             said = f"all examples of '{lone[0]}' lie in fold {number}, where nothing is left to learn it from"
             raise InputError(f"--folds: {said}; give more of them, or another number of folds")

@@ -30,11 +30,11 @@ def read_part(data: TaskData, part: str) -> Examples[Any]:
         found.extend(some)
         found.skipped += some.skipped
     if held or (part == "train" and (data.hold_out or data.fold)):
-        return Examples([one for one in found if part_of(one, data) == part], found.skipped)
+        return Examples([one for one in found if _part_of(one, data) == part], found.skipped)
     return found
 
 
-def part_of(example: Any, data: TaskData) -> str:
+def _part_of(example: Any, data: TaskData) -> str:
     """By a hash of what it says, so that new lines never move old ones."""
     told = _told(example, data.together)
     place, below = unit_hash(told), 0.0
@@ -42,9 +42,18 @@ def part_of(example: Any, data: TaskData) -> str:
         below += data.hold_out[name]
         if place < below and getattr(data, name) is None:
             return name
-    if data.fold is not None and int(unit_hash(told, "fold") * data.fold[1]) == data.fold[0] - 1:
+    if data.fold is not None and _fold(told, data.fold[1]) == data.fold[0]:
         return "valid"
     return "train"
+
+
+def fold_of(example: Any, together: str | None, count: int) -> int:
+    """Which of so many parts an example is held out in, from 1."""
+    return _fold(_told(example, together), count)
+
+
+def _fold(told: str, count: int) -> int:
+    return int(unit_hash(told, "fold") * count) + 1
 
 
 def _told(example: Any, together: str | None) -> str:
