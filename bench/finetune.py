@@ -15,7 +15,8 @@ of the weights after the last step.
   Trainer, plain            DataCollatorWithPadding: a batch is padded to its own longest sentence
   Trainer, grouped          train_sampling_strategy="group_by_length" besides: sentences of similar length share a batch
   Trainer, grouped, compiled  torch_compile besides; on a GPU, or with --compile
-  qkv                       `qkv train`: packed batches of a token budget
+  qkv                       `qkv train`: packed batches of a token budget; on a GPU a step is one CUDA graph
+  qkv, without graphs       train.graph off; on a GPU
   qkv, compiled             train.compile; on a GPU, or with --compile
 
 All make the same number of steps: the Trainer takes --batch sentences each, ours the token budget that makes as many
@@ -54,7 +55,7 @@ from bench.race import Apart, Others, serve
 from bench.trainer import their_logits, trainer_row
 
 PLAIN, GROUPED, GROUPED_COMPILED = "Trainer, plain", "Trainer, grouped", "Trainer, grouped, compiled"
-OURS, OURS_COMPILED = "qkv", "qkv, compiled"
+OURS, OURS_EAGER, OURS_COMPILED = "qkv", "qkv, without graphs", "qkv, compiled"
 GOALS = {"cpu": {GROUPED: 1.2, PLAIN: 2.0}, "cuda": {GROUPED: 3.0}}
 _QUIET = 0.15  # cores that others may use before a run is called disturbed
 _SHOWN = 64  # test sentences whose logits are compared before the race
@@ -64,7 +65,7 @@ _NEAR = 2e-4
 # ---- ours -----------------------------------------------------------------------------------------------------------
 
 
-def recipe(shop: Shop, seed: int, compiled: bool) -> Any:
+def recipe(shop: Shop, seed: int, compiled: bool, graph: bool) -> Any:
     from qkv.train.recipe import from_plain
 
     options = shop.options
@@ -74,7 +75,7 @@ def recipe(shop: Shop, seed: int, compiled: bool) -> Any:
         path.write_text("".join(rows), encoding="utf-8")
     train = {"steps": options.steps, "batch_tokens": budget(shop), "learning_rate": options.rate}
     train |= {"schedule": "linear", "warmup": 0.1, "betas": [0.9, 0.999], "epsilon": 1e-8, "weight_decay": 0.01}
-    train |= {"clip": 1.0, "compile": compiled, "log_every": WARM, "workers": options.our_workers}
+    train |= {"clip": 1.0, "compile": compiled, "graph": graph, "log_every": WARM, "workers": options.our_workers}
     train |= {"precision": "auto", "save_every": 10**9}
     plain = {
         "name": "finetune",
@@ -99,12 +100,12 @@ def budget(shop: Shop) -> int:
     return found
 
 
-def our_row(shop: Shop, seed: int, compiled: bool = False) -> tuple[float, float]:
+def our_row(shop: Shop, seed: int, compiled: bool = False, graph: bool = True) -> tuple[float, float]:
     from qkv.train.fit import fit
 
     rates, accuracy = [], 0.0
     with tempfile.TemporaryDirectory(dir=shop.folder) as folder:
-        for record in fit(recipe(shop, seed, compiled), folder, device=shop.options.device.type):
+        for record in fit(recipe(shop, seed, compiled, graph), folder, device=shop.options.device.type):
             if record.kind == "train":
                 rates.append(record.values["tokens_per_second"])
             elif record.kind == "valid":
@@ -153,6 +154,8 @@ def rows(options: argparse.Namespace) -> dict[str, Row]:
     if options.compile:
         found[GROUPED_COMPILED] = partial(trainer_row, grouped=True, compiled=True)
     found[OURS] = our_row
+    if options.device.type == "cuda":
+        found[OURS_EAGER] = partial(our_row, graph=False)
     if options.compile:
         found[OURS_COMPILED] = partial(our_row, compiled=True)
     wanted = [word for word in options.only.split(";") if word]

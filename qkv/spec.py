@@ -274,6 +274,20 @@ _PARTS += (Recurrent, RecurrentDecoder, Relative, Stack)
 _TYPES: dict[str, type] = {part.__name__: part for part in _PARTS}
 
 
+def dropping(part: Any, share: float | None, of_attention: float | None) -> Any:
+    """The same with other dropout, of what layers give and of attention's weights; None leaves it as it is.
+
+    Where only some models drop, in a head, in a feed-forward layer, behind a whole stack, those that do follow.
+    """
+    inside = {f.name: getattr(part, f.name) for f in fields(part)}
+    changed = {name: dropping(own, share, of_attention) for name, own in inside.items() if is_dataclass(own)}
+    given = of_attention if isinstance(part, Attention) else share
+    some = isinstance(part, Head | FeedForward | Stack)
+    if "dropout" in inside and given is not None and not isinstance(part, Adapters) and (part.dropout or not some):
+        changed["dropout"] = given
+    return replace(part, **changed)
+
+
 def _plain(value: Any) -> Any:
     if not is_dataclass(value):
         return value

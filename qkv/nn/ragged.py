@@ -8,6 +8,7 @@ from itertools import accumulate
 from typing import Any, Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from qkv.errors import InputError
@@ -25,6 +26,7 @@ class TimeMajor(NamedTuple):
 
 End = Literal["first", "last"]
 _ENDS: tuple[End, ...] = ("first", "last")
+_TILE = 128
 
 
 class Ends(NamedTuple):
@@ -47,13 +49,13 @@ class Layout:
         self.longest = max(self.sizes)
         self.even = min(self.sizes) == self.longest  # all equally long
         lengths = torch.tensor(self.sizes, dtype=torch.long)
-        place = _places(lengths, self.total)
-        self.host = lengths, place  # kept where they were made: asking the device for them would wait for it
-        self.lengths = _sent(lengths, torch.device(device))  # [B]
-        ends = self.lengths.cumsum(0)
-        self.offsets = torch.cat([ends.new_zeros(1), ends]).to(torch.int32)  # [B + 1]
-        # [T] each token's place in its own sequence; made again there, for a large copy would wait for the device
-        self.positions = place if lengths.device == self.lengths.device else _places(self.lengths, self.total)
+        offsets = F.pad(lengths.cumsum(0), (1, 0))
+        places = torch.arange(self.total) - offsets[:-1].repeat_interleave(lengths)
+        self.host = lengths, places  # kept where they were made: asking the device for them would wait for it
+        there = sent(torch.cat([lengths, offsets, places]), torch.device(device))  # one copy for all three
+        own = [len(lengths), len(offsets), len(places)]
+        self.lengths, offsets, self.positions = torch.split(there, own)  # [B], [B + 1], [T] place in its own sequence
+        self.offsets = offsets.to(torch.int32)
         self.plans: dict[Any, Any] = {}  # what kernels worked out about this layout, once for all layers
 
     def __len__(self) -> int:
@@ -89,8 +91,17 @@ class Layout:
 
     def to(self, device: torch.device | str) -> Layout:
         moved = Layout(self.sizes, device)
-        moved.framed, moved.longest = self.framed, self.longest
-        return moved
+        return moved.in_frame() if self.framed else moved
+
+    def in_frame(self) -> Layout:
+        """Says of itself that others, of as many tokens and sequences, come in its place; being even is then chance."""
+        self.framed, self.even = True, False
+        return self
+
+    @property
+    def reach(self) -> int:
+        """The longest that a variable-length kernel is told of, which looks at that many keys together anyway."""
+        return -(-self.longest // _TILE) * _TILE
 
     def refill(self, other: Layout) -> None:
         """Another's places, written where a recording reads these; what else was planned stays as it is."""
@@ -124,19 +135,14 @@ class Layout:
         return found
 
 
-def _sent(lengths: Tensor, device: torch.device) -> Tensor:
-    """From pinned memory: any other copy waits until the GPU has done all that it was told before.
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """On a device; to a GPU from pinned memory: any other copy waits until it has done all that it was told before.
 
     A CUDA graph would note where that memory was, and read there what has come since: a recording is refused.
     """
-    if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
-        return lengths.to(device)
-    return lengths.pin_memory().to(device, non_blocking=True)
-
-
-def _places(lengths: Tensor, total: int) -> Tensor:
-    starts = lengths.cumsum(0) - lengths
-    return torch.arange(total, device=lengths.device) - starts.repeat_interleave(lengths, output_size=total)
+    if device.type != "cuda" or tensor.is_cuda or torch.cuda.is_current_stream_capturing():
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 @dataclass
@@ -182,7 +188,7 @@ class Ragged:
         return Ragged(values, self.layout)
 
     def to(self, device: torch.device | str) -> Ragged:
-        return Ragged(self.values.to(device, non_blocking=True), self.layout.to(device))
+        return Ragged(sent(self.values, torch.device(device)), self.layout.to(device))
 
     def shifted(self, first: int) -> Ragged:
         """What a decoder reads that judges its own source: a first token, then the source without its last one."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from qkv.nn import Ragged
+from qkv.nn.ragged import sent
 
 AnyBatch = TypeVar("AnyBatch", bound=tuple[Any, ...])
 
@@ -40,7 +41,5 @@ def to_device(batch: AnyBatch, device: torch.device | str) -> AnyBatch:
 
 def _moved(field: Any, device: torch.device) -> Any:
     if isinstance(field, Ragged):
-        return Ragged(_moved(field.values, device), field.layout.to(device))
-    if not isinstance(field, Tensor):
-        return field
-    return field.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else field.to(device)
+        return field.to(device)
+    return sent(field, device) if isinstance(field, Tensor) else field

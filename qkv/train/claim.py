@@ -31,7 +31,7 @@ def claim(folder: Path, recipe: AnyRecipe) -> None:
 
 # may change without changing the numbers, or by no more than rounding: what to try when memory runs out is among them
 _FREE = ("name", "test.", "data.test", "train.workers", "train.log_every", "train.save_every", "train.accumulate")
-_FREE += ("train.recompute", "train.compile", "valid.samples")
+_FREE += ("train.recompute", "train.compile", "train.graph", "valid.samples")
 
 
 def _flat(values: dict[str, Any], above: str = "") -> dict[str, Any]:

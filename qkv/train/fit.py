@@ -22,6 +22,7 @@ from qkv.errors import InputError
 from qkv.files import write_text
 from qkv.nn import Ragged
 from qkv.nn.block import Block
+from qkv.nn.ragged import sent
 from qkv.nn.stack import recompute
 from qkv.objectives.term import to_device
 from qkv.train.checkpoint import BEST, check_finite, check_kept, load_last, save_last, snapshot
@@ -144,10 +145,10 @@ class Run:
         self.peak = peak(recipe, work.spec)
         self.sign = -1 if work.more_is_better else 1  # of a score, so that less is better
         self.scale = torch.ones(len(work.kinds), device=self.device)  # of each kind of loss, in the batch at hand
-        graphs = how.compile and self.device.type == "cuda" and ranks.alone
-        self.backward = Graphed(self._backward, self.model.parameters()) if graphs else self._backward
-        # exact kernels cannot be recorded, and a frame changes what dropout draws; a second loss asks every token
-        self.frame = Framing() if graphs and not how.deterministic and len(work.kinds) == 1 else None
+        # exact kernels and recomputing cannot be recorded; a second loss asks every token, also those of a frame
+        frame = None if how.deterministic or how.recompute or len(work.kinds) > 1 else Framing()
+        self.backward = Graphed(self._backward, self.model.parameters(), frame, every=how.compile)
+        self.backward.on = how.graph and ranks.alone and self.device.type == "cuda"
         self.pauses = {"valid": 0.0, "save": 0.0}  # seconds of the last one
 
     def _trailing(self) -> Trailing | None:
@@ -235,8 +236,7 @@ class Run:
             # what dropout does is a function of the step and the part: not of what was drawn before, nor of processes
             torch.manual_seed(_seed(self.recipe.seed, self.progress.step, number))
             with meeting(self.judge, last=turn == len(ready.parts) - 1):
-                given = part if self.frame is None else self.frame(part)
-                found = self.backward(to_device(given, self.device))
+                found = self.backward(to_device(self.backward.framed(part), self.device))
             totals += torch.stack(found) * real
         if self.recipe.train.clip is not None:
             clip(self.model.parameters(), self.recipe.train.clip)
@@ -254,7 +254,7 @@ class Run:
         counts = np.sum([np.zeros(kinds, np.int64), *rows], axis=0)
         size = self.ranks.size  # gradients become means over processes
         sums = total(torch.from_numpy(counts), self.ranks).clamp(min=1)
-        self.scale.copy_(size / sums)
+        self.scale.copy_(sent(size / sums, self.device))
         return counts.tolist()
 
     def _backward(self, part: Any) -> tuple[Tensor, ...]:

@@ -19,6 +19,7 @@ from qkv.objectives.label import Inputs
 AnyPart = TypeVar("AnyPart", bound=tuple[Any, ...])
 
 _SEEN = 16  # batches from which the frame is learned
+_GROWTHS = 2  # each is another recording, of which there are four at most
 _ROOM = 1.05  # for a batch that has more sequences than those
 _EVEN = 64  # a number of tokens that matrix products like
 _IGNORED = -100  # what cross-entropy leaves out
@@ -26,24 +27,28 @@ _IGNORED = -100  # what cross-entropy leaves out
 
 @dataclass
 class Framing:
-    """Learns a frame from the first batches and puts into it those that come after and fit; others go as they came."""
+    """Learns a frame from the first batches and puts those that come after into it; for some it grows, others go as
+    they came."""
 
     seen: list[tuple[int, int, int]] = field(default_factory=list)  # tokens, sequences, longest
     frame: tuple[int, int, int] | None = None
+    growths: int = _GROWTHS  # that are left
 
     def __call__(self, part: AnyPart) -> AnyPart:
-        if not _one_label_each(part):
+        if not one_label_each(part):
             return part
-        if self.frame is not None:
-            return framed(part, *self.frame)  # type: ignore[return-value,arg-type]
         layout = part[0].layout
-        self.seen.append((layout.total, len(layout), layout.longest))
-        if len(self.seen) == _SEEN:
-            self.frame = _frame(self.seen)
+        inside = part if self.frame is None else framed(part, *self.frame)  # type: ignore[arg-type]
+        if inside is not part:
+            return inside  # type: ignore[return-value]
+        if self.frame is None or (self.growths and 2 * layout.total >= self.frame[0]):  # a remainder is let go
+            self.growths -= self.frame is not None
+            self.seen.append((layout.total, len(layout), layout.longest))
+            self.frame = _frame(self.seen) if len(self.seen) >= _SEEN else None
         return part
 
 
-def _one_label_each(part: Any) -> bool:
+def one_label_each(part: Any) -> bool:
     """Whether it is a batch of texts with a class each."""
     if not isinstance(part, Inputs) or part.at is not None or part.choices or part.words:
         return False
@@ -67,15 +72,17 @@ def _frame(seen: list[tuple[int, int, int]]) -> tuple[int, int, int]:
 def framed(part: Inputs, tokens: int, sequences: int, longest: int) -> Inputs:
     """The same batch with so many tokens and sequences: the last ones are of zeros, and have no label.
 
-    The sum of losses and its gradient stay as they were. What does not fit is given back as it is.
+    The sum of losses and its gradient stay as they were. What does not fit is given back as it is. What is added is not
+    over `longest`, which the model can take; the batch's own may be, as long as a kernel is told the same of both.
     """
     layout = part.source.layout
     extra, more = tokens - layout.total, sequences - len(layout)
-    if more < 1 or extra < more or max(layout.longest, -(-extra // more)) > longest:
+    if more < 1 or extra < more or -(-extra // more) > longest:
         return part
     fill = [extra // more + (number < extra % more) for number in range(more)]
-    whole = Layout([*layout.sizes, *fill])
-    whole.framed, whole.longest = True, longest
+    whole = Layout([*layout.sizes, *fill]).in_frame()
+    if whole.longest < 2:  # a head would take it for the ends alone
+        return part
     segments = None if part.segments is None else _padded(part.segments, extra)
     source = Ragged(_padded(part.source.values, extra), whole)
     return part._replace(source=source, segments=segments, labels=_padded(part.labels, more, _IGNORED))

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from qkv.nn import Ragged
+from qkv.train.frame import Framing, one_label_each
 
 Totals = tuple[Tensor, ...]
 AnyPart = TypeVar("AnyPart", bound=tuple[Any, ...])
@@ -38,17 +39,30 @@ class Graphed:
     everything runs plainly. Dropout in a replay follows the random state of the moment, as in any other call.
     """
 
-    def __init__(self, backward: Callable[[Any], Totals], parameters: Iterable[Tensor] = ()):
+    def __init__(
+        self,
+        backward: Callable[[Any], Totals],
+        parameters: Iterable[Tensor] = (),
+        frame: Framing | None = None,
+        every: bool = True,
+    ):
+        """With `frame`, batches of varied lengths may be put into one; not `every`: only such are recorded."""
         self.backward = backward
         self.parameters = list(parameters)
+        self.frame, self.every = frame, every
         self.seen: OrderedDict[Hashable, int] = OrderedDict()
         self.kept: dict[Hashable, Any] = {}  # parts whose tensors a recording reads
         self.graphs: dict[Hashable, _Recorded] = {}
         self.stream: torch.cuda.Stream | None = None
         self.on = True
 
+    def framed(self, part: AnyPart) -> AnyPart:
+        """The part as it is to be called with."""
+        return part if self.frame is None or not self.on else self.frame(part)
+
     def __call__(self, part: AnyPart) -> Totals:
-        if not self.on or _device(part).type != "cuda":
+        wanted = self.every or (self.frame is not None and one_label_each(part))
+        if not (self.on and wanted) or _device(part).type != "cuda":
             return self.backward(part)
         key = shape_of(part), *(None if p.grad is None else p.grad.data_ptr() for p in self.parameters)
         if key in self.graphs:
@@ -63,6 +77,7 @@ class Graphed:
             self.kept[key] = _copy(part)  # what the layers plan about its layouts is planned before the recording
             return self._beside(self.kept[key])
         if not _refillable(self.kept[key]):  # lengths went into more than the tensors that are refilled
+            self.frame = None
             return self._beside(part)
         return self._replayed(key, part) if self._record(key) else self.backward(part)
 
@@ -128,7 +143,7 @@ def shape_of(part: tuple[Any, ...]) -> Hashable:
 def _shape(field: Any) -> Hashable:
     if isinstance(field, Ragged):
         layout = field.layout
-        sizes: Hashable = (len(layout), layout.longest, layout.even) if layout.framed else layout.sizes
+        sizes: Hashable = (len(layout), layout.reach) if layout.framed else layout.sizes
         return sizes, _shape(field.values)
     return (field.shape, field.dtype) if isinstance(field, Tensor) else field
 

@@ -26,11 +26,12 @@ from qkv.nn import EncoderDecoder, build
 from qkv.objectives import seq2seq
 from qkv.objectives.term import Term
 from qkv.text.tokeniser import Tokeniser, train_tokeniser
+from qkv.train.beginning import begun
 from qkv.train.checkpoint import LAST
 from qkv.train.pair_sets import as_examples, read_part, read_sets
 from qkv.train.recipe import model_spec
 from qkv.train.sections import Data, PairRecipe, Text
-from qkv.weights.folder import SOURCE, TARGET, AnyModel, Loaded, load
+from qkv.weights.folder import SOURCE, TARGET, AnyModel, Loaded
 
 __all__ = ["PairWork", "held_out", "metrics_of", "prepare", "read_part", "tokenisers"]
 
@@ -227,7 +228,7 @@ def _loaded(recipe: PairRecipe) -> Start:
     where = str(recipe.model["from"])
     if recipe.text is not None:
         raise InputError("text: a model that is there has its tokenisers; leave the section out beside model.from")
-    loaded = load(where)
+    loaded = begun(recipe)
     model, head = loaded.model, loaded.model.spec.head
     if not isinstance(model, EncoderDecoder) or head is None or head.kind != "lm":
         raise InputError(

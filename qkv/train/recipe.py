@@ -126,9 +126,12 @@ def shape(recipe: Recipe, where: str = "recipe") -> Any:
     if "from" in fields:
         if isinstance(recipe, TextRecipe):
             raise InputError(f"{where}: model.from: goes with a task or with pairs; give model.family here")
-        if len(fields) > 1:
-            others = ", ".join(sorted(set(fields) - {"from"}))
-            raise InputError(f"{where}: model.from: a model that is there has its shape; leave out {others}")
+        others = sorted(set(fields) - {"from", *DROPOUT})
+        if others:
+            said = f"a model that is there has its shape, but for dropout; leave out {', '.join(others)}"
+            raise InputError(f"{where}: model.from: {said}")
+        for key in DROPOUT:
+            _check_share(fields.get(key, 0.0), key, where)
         return None
     name, size = fields.pop("family", None), fields.pop("size", None)
     if name is None:
@@ -152,9 +155,17 @@ def shape(recipe: Recipe, where: str = "recipe") -> Any:
         value = getattr(found, key)
         if isinstance(value, int) and not isinstance(value, bool) and value < 1:
             raise InputError(f"{where}: key 'model.{key}' cannot be {value}: it counts something; give 1 or more")
-        if isinstance(value, float) and not 0 <= value < 1:
-            raise InputError(f"{where}: key 'model.{key}' cannot be {value}: it is a share; give 0 or more, under 1")
+        if isinstance(value, float):
+            _check_share(value, key, where)
     return found
+
+
+DROPOUT = ("dropout", "attention_dropout")  # what may change of a model that is there
+
+
+def _check_share(value: Any, key: str, where: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+        raise InputError(f"{where}: key 'model.{key}' cannot be {value}: it is a share; give 0 or more, under 1")
 
 
 def model_spec(recipe: Recipe, **given: int) -> spec.Model:

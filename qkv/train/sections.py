@@ -48,6 +48,7 @@ class Training:
     )
     precision: Literal["auto", "float32", "tf32", "bf16"] = "auto"  # auto: bf16 autocast on a GPU
     compile: bool = False
+    graph: bool = True  # on one GPU: steps on labelled texts, and compiled ones of one shape, are CUDA graphs
     recompute: bool = False  # keep no activations inside blocks, work them out again: less memory, a third more work
     spread: Literal["ddp", "fsdp"] = "ddp"  # under torchrun: whole copies of the model, or one that is cut in shards
     deterministic: bool = False  # on a GPU: exact resume, slower kernels

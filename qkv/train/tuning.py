@@ -34,13 +34,14 @@ from qkv.tasks.benchmarks import usual
 from qkv.tasks.picture import Picture, Seen
 from qkv.tasks.task import Asked, Task, check_senses, find, has_segments, predict, put_on, score
 from qkv.text.tokeniser import Tokeniser
+from qkv.train.beginning import begun
 from qkv.train.checkpoint import has_last
 from qkv.train.reading import chosen_tokeniser, marks_of
 from qkv.train.recipe import shape
 from qkv.train.sections import TaskRecipe, Vocabulary
 from qkv.train.task_data import read_part, texts
 from qkv.weights.adapters import check_notes, digest, write_notes
-from qkv.weights.folder import SOURCE, AnyModel, Loaded, load
+from qkv.weights.folder import SOURCE, AnyModel, Loaded
 
 __all__ = ["TaskWork", "prepare", "read_part"]
 
@@ -216,7 +217,7 @@ def _loaded(recipe: TaskRecipe, task: Task[Any], labels: tuple[str, ...]) -> Loa
     if recipe.text != Vocabulary():
         raise InputError("text: a model that is there has its tokeniser; leave out this section, or model.from")
     with _naming_the_task(task):
-        return load(str(recipe.model["from"]), head=task.kind, labels=labels)
+        return begun(recipe, head=task.kind, labels=labels)
 
 
 def _built(recipe: TaskRecipe, folder: Path, task: Task[Any], labels: tuple[str, ...], train: Sequence[Any]) -> Loaded:

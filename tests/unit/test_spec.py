@@ -7,6 +7,7 @@ import pytest
 
 from qkv import spec
 from qkv.errors import InputError
+from qkv.families import bart, t5
 
 MODEL = spec.Model(
     family="test",
@@ -112,3 +113,18 @@ def test_the_output_of_a_projected_attention_has_the_askers_width() -> None:
 
 def test_the_output_without_projection_is_the_joined_contexts() -> None:
     assert spec.Attention(width=12, memory=6, heads=3, project=False).output == 6
+
+
+def test_another_dropout_changes_what_layers_give_or_attentions_weights_and_nothing_else() -> None:
+    shape = bart.Shape(width=16, heads=2, layers=1, dropout=0.2, attention_dropout=0.3, activation_dropout=0.0)
+    made = bart.spec(shape, source=30)
+    wider = spec.dropping(made, 0.4, None)
+    assert wider == bart.spec(spec.replace(shape, dropout=0.4), source=30)
+    assert spec.dropping(wider, 0.2, None) == made
+    assert spec.dropping(made, None, 0.0) == bart.spec(spec.replace(shape, attention_dropout=0.0), source=30)
+    assert spec.dropping(made, None, None) == made
+
+
+def test_t5_drops_inside_its_feed_forward_layers_as_much_as_behind_its_blocks() -> None:
+    shape = t5.Shape(width=16, heads=2, layers=1, dropout=0.2)
+    assert spec.dropping(t5.spec(shape, source=30), 0.4, 0.4) == t5.spec(spec.replace(shape, dropout=0.4), source=30)

@@ -61,7 +61,7 @@ def test_all_batches_in_a_frame_have_one_shape() -> None:
     assert len({shape_of(batch(lengths)) for lengths in LENGTHS}) == len(LENGTHS)
 
 
-@pytest.mark.parametrize("lengths", [[10], [1] * 7, [9, 9, 5]], ids=["longer", "more sequences", "more tokens"])
+@pytest.mark.parametrize("lengths", [[1] * 6, [1] * 7, [9, 9, 5]], ids=["few tokens", "more sequences", "more tokens"])
 def test_what_does_not_fit_stays_as_it_is(lengths: list[int]) -> None:
     given = batch(lengths)
     assert framed(given, *FRAME) is given
@@ -73,6 +73,38 @@ def test_a_frame_is_learned_that_fits_the_batches_it_was_learned_from() -> None:
     first = [framing(part) for part in parts[:16]]
     assert all(given is part for given, part in zip(first, parts, strict=False))
     assert len({shape_of(framing(part)) for part in parts}) == 1
+
+
+def test_a_frame_does_not_depend_on_the_longest_sequence_as_long_as_kernels_do_not() -> None:
+    frame = 300, 7, 60
+    parts = [framed(batch(lengths), *frame) for lengths in ([9, 8], [100, 20], [128], [129])]
+    assert all(len(part.source.values) == 300 for part in parts)
+    assert len({shape_of(part) for part in parts[:3]}) == 1
+    assert shape_of(parts[3]) != shape_of(parts[0])
+    assert all(max(part.source.layout.sizes[2:]) <= 60 for part in parts)  # of what was added
+
+
+def test_sequences_that_are_equally_long_in_a_frame_by_chance_are_not_taken_for_a_padded_batch() -> None:
+    inside = framed(batch([6, 6]), 24, 4, 9)
+    assert inside.source.layout.sizes == (6, 6, 6, 6)
+    moved = to_device(inside, "cpu").source.layout
+    assert moved.framed
+    assert not moved.even
+    assert shape_of(inside) == shape_of(framed(batch([9, 8]), 24, 4, 9))
+
+
+def test_a_frame_grows_for_batches_that_are_no_remainders_but_not_for_ever() -> None:
+    framing = Framing()
+    for number in range(16):
+        framing(batch([5, 4, 3], number))
+    tokens = [framing.frame[0]]
+    for lengths in ([40] * 5, [90] * 9, [99] * 20, [2]):
+        assert framing(batch(lengths)).source.layout.sizes == tuple(lengths)  # it goes as it came, the next one not
+        tokens.append(framing.frame[0])
+    assert tokens == sorted(tokens)
+    assert len(set(tokens)) == 3  # twice larger
+    again = framing(batch([90] * 9, 1))
+    assert len(again.source.values) == tokens[-1]
 
 
 def test_only_texts_with_a_class_each_are_framed() -> None:
@@ -124,8 +156,26 @@ def test_one_recording_serves_all_batches_of_a_frame(family: str) -> None:
             found.append([run(given)[0], *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
         return found
 
-    recorded = Graphed(backward, model.parameters())
+    recorded = Graphed(backward, model.parameters(), Framing(), every=False)
     for ours, wanted in zip(passes(recorded), passes(backward), strict=True):
         torch.testing.assert_close(ours, wanted, atol=1e-2, rtol=2e-2)
     assert recorded.on
     assert len(recorded.graphs) == 1
+
+
+@needs_gpu
+def test_a_model_whose_kernels_plan_for_lengths_is_no_longer_framed() -> None:
+    model = tiny("bert").cuda()  # in float32 attention goes through padded groups
+
+    def backward(given: Inputs) -> tuple[Tensor]:
+        total = classes(judged(model, given), given).total
+        total.backward()
+        return (total.detach(),)
+
+    recorded = Graphed(backward, model.parameters(), Framing(frame=FRAME), every=False)
+    for number in range(6):
+        given = recorded.framed(batch(LENGTHS[number % 4], number))
+        wanted = backward(to_device(batch(LENGTHS[number % 4], number), "cuda"))[0]
+        torch.testing.assert_close(recorded(to_device(given, "cuda"))[0], wanted)
+    assert not recorded.graphs
+    assert recorded.framed(words := batch(LENGTHS[0])) is words

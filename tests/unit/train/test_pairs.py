@@ -208,7 +208,7 @@ def test_the_reference_loss_of_a_framed_pair_is_the_models_own(tuned):
     [
         (FRESH, "", "key 'text' is missing"),
         ("{from: t5}", TEXT, "leave the section out beside model.from"),
-        ("{from: t5, width: 3}", "", r"model\.from: a model that is there has its shape; leave out width"),
+        ("{from: t5, width: 3}", "", r"a model that is there has its shape, but for dropout; leave out width"),
     ],
 )
 def test_a_text_section_goes_with_a_fresh_model_and_with_no_other(tmp_path, model, text, said):
@@ -216,6 +216,18 @@ def test_a_text_section_goes_with_a_fresh_model_and_with_no_other(tmp_path, mode
     recipe = write_recipe(tmp_path, model.replace("t5", str(tmp_path / "t5")), text)
     with pytest.raises(InputError, match=said):
         run_all(recipe, tmp_path / "run")
+
+
+def test_a_model_that_is_there_is_trained_with_another_dropout_where_the_recipe_says_so(tmp_path):
+    pretrained(tmp_path / "t5", "t5")
+    recipe = write_recipe(tmp_path, f"{{from: {tmp_path / 't5'}, dropout: 0.3}}", "")
+    run_all(recipe, tmp_path / "run")
+    was, trained = (load(tmp_path / name).model.spec for name in ("t5", "run"))
+    assert was.encoder.block.dropout != 0.3
+    assert trained.encoder.block.dropout == trained.decoder.block.dropout == trained.source.dropout == 0.3
+    assert trained.encoder.block.attention.dropout == was.encoder.block.attention.dropout
+    with pytest.raises(InputError, match=r"model\.attention_dropout' cannot be 1\.0: it is a share"):
+        read_recipe(recipe, ["model.attention_dropout=1.0"])
 
 
 def test_a_model_that_does_not_write_is_refused(tmp_path):
