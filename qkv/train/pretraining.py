@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from qkv import spec
+from qkv import families, spec
 from qkv.data.batches import Place
 from qkv.data.chance import Chance, Ints, Pieces
 from qkv.data.encoded import Encoded
@@ -25,10 +25,13 @@ from qkv.nn import build
 from qkv.objectives import causal, denoise, masked, mix, span
 from qkv.objectives.term import Term, to_device
 from qkv.text.marks import Marks, marks
-from qkv.train.reading import Cutting, find_tokeniser, held_out_text, text_spec, training_text
+from qkv.text.tokeniser import Tokeniser
+from qkv.train.beginning import begun
+from qkv.train.reading import Cutting, find_tokeniser, held_out_text, next_sentences, text_spec, training_text
 from qkv.train.samples import said
-from qkv.train.sections import TextRecipe
+from qkv.train.sections import TextRecipe, Vocabulary
 from qkv.weights.folder import SOURCE, AnyModel, Loaded
+from qkv.weights.huggingface import head_names
 
 _CERTAIN = 700.0  # a mean loss above which its exponential is no number
 
@@ -42,6 +45,7 @@ class TextWork:
     train: Encoded | Stream
     about: str  # digest of the training text
     valid: Encoded
+    start: AnyModel | None = None  # what it starts from; None: a fresh one
 
     metric = "perplexity"
     more_is_better = False
@@ -133,6 +137,8 @@ class TextWork:
         return [source.take(0, batch) for batch in batches if len(batch)]
 
     def model(self) -> AnyModel:
+        if self.start is not None:
+            return self.start
         try:
             return build(self.spec)
         except InputError as error:
@@ -175,10 +181,33 @@ def prepare(recipe: TextRecipe, folder: Path) -> TextWork:
     """Reads the text and trains the tokeniser, or takes the one that the run's folder has."""
     if recipe.train.smoothing and {"causal", "masked"} & set(recipe.objective.chosen):
         raise InputError("train.smoothing: goes with denoise and span; set it to 0 for causal and masked")
-    tokeniser = find_tokeniser(recipe, folder)
-    cutting = Cutting(recipe, tokeniser, text_spec(recipe, tokeniser))
+    start = None
+    if "from" in recipe.model:
+        start, tokeniser = _continued(recipe)
+        cutting = Cutting(recipe, tokeniser, start.spec)
+    else:
+        tokeniser = find_tokeniser(recipe, folder)
+        cutting = Cutting(recipe, tokeniser, text_spec(recipe, tokeniser))
     valid = held_out_text(recipe, tokeniser)
-    return TextWork(recipe, cutting, *training_text(recipe, cutting), valid)
+    return TextWork(recipe, cutting, *training_text(recipe, cutting), valid, start)
+
+
+def _continued(recipe: TextRecipe) -> tuple[AnyModel, Tokeniser]:
+    """A model that is there, under the head that the objectives ask, and its tokeniser (Gururangan et al. 2020)."""
+    where = recipe.model["from"]
+    if recipe.text != Vocabulary():
+        raise InputError("text: a model that is there has its tokeniser; leave out this section, or model.from")
+    torch.manual_seed(recipe.seed)  # a head that the checkpoint has not is drawn
+    loaded, pairs = begun(recipe), next_sentences(recipe)
+    s = loaded.model.spec
+    if s.head is None or s.head.kind != "lm" or (s.beside is not None) != pairs:
+        masked_one = "masked_lm" in head_names(families.family(s.family))
+        loaded = begun(recipe, head="pretraining" if pairs else "masked_lm" if masked_one else "lm")
+    if loaded.source is None:
+        raise InputError(f"model.from: {where} has no tokeniser; name a model that has one")
+    for name in recipe.objective.chosen:
+        mix.check(name, loaded.model.spec)
+    return loaded.model, loaded.source
 
 
 def perplexity(

@@ -127,12 +127,17 @@ def marks_of(recipe: TextRecipe | TaskRecipe, tokeniser: Tokeniser) -> dict[str,
     return given
 
 
+def next_sentences(recipe: TextRecipe) -> bool:
+    """Whether pairs of sentences are asked for."""
+    return recipe.objective.masked is not None and recipe.objective.masked.next_sentence
+
+
 def sized_spec(recipe: TextRecipe, size: int, given: dict[str, object] | None = None) -> spec.Model:
     """The model for a vocabulary of that size, with what else is known of it."""
     module = families.family(recipe.model["family"])
     takes = inspect.signature(module.spec).parameters
     given = {side: size for side in ("source", "target") if side in takes} | (given or {})
-    if recipe.objective.masked is not None and recipe.objective.masked.next_sentence:
+    if next_sentences(recipe):
         if "next_sentence" not in getattr(module, "heads", lambda *_: {})(shape(recipe), 1, ()):
             raise InputError(f"objective.masked.next_sentence: {recipe.model['family']} has no head for it; use bert")
         given["head"] = "pretraining"
@@ -174,8 +179,7 @@ class Cutting:
 
     @property
     def pairs(self) -> bool:
-        found = self.recipe.objective.masked
-        return found is not None and found.next_sentence
+        return next_sentences(self.recipe)
 
     @property
     def packed(self) -> bool:

@@ -124,8 +124,6 @@ def shape(recipe: Recipe, where: str = "recipe") -> Any:
 
     fields = dict(recipe.model)
     if "from" in fields:
-        if isinstance(recipe, TextRecipe):
-            raise InputError(f"{where}: model.from: goes with a task or with pairs; give model.family here")
         others = sorted(set(fields) - {"from", *DROPOUT})
         if others:
             said = f"a model that is there has its shape, but for dropout; leave out {', '.join(others)}"
@@ -135,9 +133,10 @@ def shape(recipe: Recipe, where: str = "recipe") -> Any:
         return None
     name, size = fields.pop("family", None), fields.pop("size", None)
     if name is None:
-        start = " (or model.from, a model that is there)" if isinstance(recipe, TaskRecipe) else ""
         known = ", ".join(families.names())
-        raise InputError(f"{where}: key 'model.family' is missing{start}; known: {known}")
+        raise InputError(
+            f"{where}: key 'model.family' is missing (or model.from, a model that is there); known: {known}"
+        )
     module = families.family(str(name))
     size = ("base" if "base" in module.SIZES else next(iter(module.SIZES))) if size is None else size
     if str(size) not in module.SIZES:

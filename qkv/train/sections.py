@@ -366,8 +366,8 @@ class PairRecipe(Recipe):
 @dataclass(frozen=True, kw_only=True)
 class TextRecipe(Recipe):
     data: CorpusData
-    text: Vocabulary
     objective: Objective
+    text: Vocabulary = Vocabulary()  # none for a model that is there
     valid: Perplexity = Perplexity()
 
 

@@ -198,8 +198,12 @@ def _draw(model: AnyModel, fresh: Collection[str]) -> None:
     """Gives parameters that no checkpoint held memory of their own and a random beginning."""
     # each once and in the order of their names: a seed then draws the same
     modules = list({model.get_submodule(name.rpartition(".")[0]): None for name in fresh})
-    for module in modules:
+    for module in list(modules):
         held = [name for name, p in module.named_parameters(recurse=False) if not p.is_meta]
+        if held == ["weight"] and isinstance(module, nn.Linear):  # the embedding's, under a language model's head
+            module.bias = nn.Parameter(torch.zeros(module.out_features))
+            modules.remove(module)
+            continue
         if held:
             raise InputError(f"the checkpoint holds '{held[0]}' of {type(module).__name__} and lacks the rest of it")
         module.to_empty(device="cpu", recurse=False)

@@ -164,8 +164,10 @@ def write_config(family: ModuleType, model: spec.Model) -> tuple[Config, str]:
     labels = model.head.labels if model.head is not None else ()
     plain = model if model.head is None else replace(model, head=replace(model.head, several=False, word="first"))
     for name, architecture in form.architectures.items():
-        config, values = _said(form, model, architecture.head)
-        if _made(family, values, architecture.head, labels) == plain:
+        # a body may stand under their class that has a pooler, which it is read without where its weights are not there
+        head = "body" if model.head is None and architecture.head == "pooler" else architecture.head
+        config, values = _said(form, model, head)
+        if _made(family, values, head, labels) == plain:
             return _named(form.write(config | dict(form.fixed)), form, name, labels) | _use(model), name
     raise InputError(f"this model is no plain {form.model_type} any more; Hugging Face has no form for it")
 

@@ -143,3 +143,14 @@ def test_the_body_under_a_new_head_names_what_is_fresh_and_what_is_left(tmp_path
     assert loaded.model(Both.source(make(tmp_path, "PreTraining", {}))).shape == (sum(LENGTHS), 3)
     assert loaded.model.head.linear.weight.abs().max() > 0
     assert torch.isfinite(loaded.model.head.linear.weight).all()
+
+
+def test_a_body_gets_a_language_models_head_over_its_own_embedding(tmp_path: Path) -> None:
+    from qkv.weights import load
+
+    transformers.BertModel(transformers.BertConfig(**ODD)).save_pretrained(tmp_path / "theirs")
+    loaded = load(tmp_path / "theirs", head="masked_lm")
+    assert "head.linear.bias" in loaded.fresh
+    assert "head.linear.weight" not in loaded.fresh
+    assert loaded.model.head.linear.weight is loaded.model.source.tokens.weight
+    assert not loaded.model.head.linear.bias.any()

@@ -134,3 +134,30 @@ def test_a_whole_block_compiled_once_serves_batches_of_any_lengths(monkeypatch: 
         counts.append(len(programs))
     assert counts[0] > 0
     assert counts[-1] == counts[1]  # one for the first shape, one for all others
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="whole blocks are compiled for a GPU's half precision; none")
+def test_a_compiled_block_that_looks_at_a_memory_has_the_plain_ones_output_and_gradients_on_a_gpu() -> None:
+    attention = spec.Attention(width=32, heads=2)
+    shape = spec.Block(attention=attention, cross=attention, feedforward=spec.FeedForward(width=32, hidden=64))
+    plain, compiled = Block(shape).cuda(), Block(shape).cuda()
+    compiled.load_state_dict(plain.state_dict())
+    compiled.compile_whole()
+    for lengths, looked_at in (
+        ([3, 40], [5, 7]),
+        ([5, 2, 70], [9, 1, 44]),
+        ([64, 64], [32, 32]),
+        ([6, 3, 8, 2], [4] * 4),
+    ):
+        x, memory = (
+            Ragged.of(torch.randn(sum(n), 32, device="cuda").requires_grad_(), n) for n in (lengths, looked_at)
+        )
+        found = []
+        for block in (plain, compiled):
+            block.zero_grad()
+            with torch.autocast("cuda", torch.bfloat16):
+                out = block(x, Causal(), memory).values
+            given = torch.autograd.grad(out.float().square().sum(), [x.values, memory.values, *block.parameters()])
+            found.append([out, *given])
+        for ours, wanted in zip(*found, strict=True):
+            torch.testing.assert_close(ours, wanted, atol=0.1, rtol=0.05)

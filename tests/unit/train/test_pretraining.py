@@ -21,7 +21,7 @@ from qkv.errors import InputError
 from qkv.train import fit, read_recipe
 from qkv.train.checkpoint import LAST
 from qkv.train.pretraining import perplexity, prepare
-from qkv.weights import load
+from qkv.weights import load, save
 from qkv.weights.file import load_tensors
 
 loop = importlib.import_module("qkv.train.fit")  # the module: the package has a function of that name
@@ -157,6 +157,42 @@ def test_the_averaged_weights_are_what_is_scored_and_kept(tmp_path):
     name = "target.tokens.weight"
     assert torch.equal(kept[name], last[f"trailing.{name}"])
     assert not torch.equal(kept[name], last[f"model.{name}"])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_that_is_there_is_pretrained_on(family, tmp_path):
+    first = run_all(recipe_of(family, tmp_path), tmp_path / "first")
+    on = [f"model={{from: {tmp_path / 'first'}}}", "text={}", "train.learning_rate=1.0e-9", "train.warmup=0"]
+    more = run_all(recipe_of(family, tmp_path, *on), tmp_path / "more")
+    began, ended = (next(r for r in records if r.kind == "valid") for records in (more, first[::-1]))
+    assert began.values["loss"] == pytest.approx(ended.values["loss"], abs=1e-4)  # nothing of it was lost
+    one, other = (load(tmp_path / name) for name in ("first", "more"))
+    assert one.model.spec == other.model.spec
+    assert one.source.encode("The cat sees bees.") == other.source.encode("The cat sees bees.")
+
+
+def test_a_checkpoint_whose_head_says_nothing_of_text_gets_one_to_be_pretrained_on(tmp_path):
+    run_all(recipe_of("bert", tmp_path), tmp_path / "first")
+    on = [f"model={{from: {tmp_path / 'body'}, dropout: 0.2}}", "text={}", "objective.masked.next_sentence=false"]
+    save(load(tmp_path / "first", head="body"), tmp_path / "body")
+    run_all(recipe_of("bert", tmp_path, *on), tmp_path / "more")
+    trained = load(tmp_path / "more").model.spec
+    assert trained.head.kind == "lm"
+    assert trained.encoder.block.dropout == 0.2
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (["text.size=300"], "text: a model that is there has its tokeniser"),
+        (["text={}", "objective={causal: {}}"], "objective: causal needs a decoder, and bert is an encoder"),
+        (["text={}", "model.width=8"], "has its shape, but for dropout; leave out width"),
+    ],
+)
+def test_what_does_not_go_with_a_model_that_is_pretrained_on_is_said(changes, said, tmp_path):
+    run_all(recipe_of("bert", tmp_path), tmp_path / "first")
+    with pytest.raises(InputError, match=said):
+        run_all(recipe_of("bert", tmp_path, f"model={{from: {tmp_path / 'first'}}}", *changes), tmp_path / "more")
 
 
 def test_a_built_corpus_trains_as_its_text_does(tmp_path):
