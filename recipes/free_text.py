@@ -5,8 +5,7 @@
 A document is a novel's chapter-long stretch, a play, an abstract, or some dozens of sentences or comments that have
 nothing in common but their source. All of it may be redistributed: novels and plays are in the public domain, Tatoeba's
 sentences are CC BY 2.0 (France), GoEmotions' comments and SciTLDR's abstracts Apache-2.0. Of the labelled sets only the
-training part is read, and none of its labels. Held-out and test text are whole novels. short.jsonl has the sentences
-and comments once more, each a document of its own.
+training part is read, and none of its labels. Held-out and test text are whole novels.
 """
 
 from __future__ import annotations
@@ -76,12 +75,6 @@ def gathered(data: Path) -> Iterator[str]:
         yield from ("\n".join(some) for some in batched(texts, TOGETHER))
 
 
-def alone(data: Path) -> Iterator[str]:
-    """What is short anyway, a text a document: from these a decoder learns soon to copy what its encoder has read."""
-    yield from sentences(data / "tatoeba_de_en/deu-eng.zip")
-    yield from comments(data / "goemotions/train.tsv.gz")
-
-
 def write(path: Path, documents: Iterable[str]) -> None:
     count = letters = 0
     with open(path, "w", encoding="utf-8") as file:
@@ -95,7 +88,6 @@ def main() -> None:
     data, folder = map(Path, sys.argv[1:])
     folder.mkdir(parents=True, exist_ok=True)
     write(folder / "train.jsonl", gathered(data))
-    write(folder / "short.jsonl", alone(data))
     for part in ("valid", "test"):
         write(folder / f"{part}.jsonl", novels(data / "english_novels/novels.tar.xz", part))
 
