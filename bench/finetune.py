@@ -95,7 +95,7 @@ def budget(shop: Shop) -> int:
 
     sizes = np.array(shop.lengths)
     found = max(-(-int(sizes.sum()) // shop.steps), int(sizes.max()))
-    while len(plan_epoch(sizes, np.zeros_like(sizes), budget=found, seed=1, epoch=0)) > shop.steps:
+    while len(plan_epoch(sizes, np.zeros_like(sizes), budget=found, seed=1, epoch=0, pool=1)) > shop.steps:
         found += max(1, found // 200)
     return found
 
@@ -239,6 +239,8 @@ def show(found: list[dict[str, Any]], device: str) -> None:
         print(f"noisy: others used the machine in {disturbed} runs; trust ratios only, or run again in quiet")
     ours = [one for one in found if one["row"].startswith("qkv")]
     for peer, goal in GOALS[device].items() if ours else ():
+        if all(one["row"] != peer for one in found):
+            continue
         print(f"{max(one[f'times {peer}'] for one in ours):.2f} times {peer} (goal {goal})")
 
 

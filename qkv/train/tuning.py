@@ -67,10 +67,13 @@ class AskedBatch:
 
 
 class AskedBatches(Endless[AskedBatch]):
-    """The endless run of batches of a task's examples."""
+    """The endless run of batches of a task's examples, as chance has them.
+
+    Nothing is padded, so that examples of one length need not share a batch; those of a kind would too often.
+    """
 
     def __init__(self, asked: Sequence[Asked], budget: int, seed: int, workers: int = 0) -> None:
-        super().__init__(budget, seed, workers)
+        super().__init__(budget, seed, workers, pool=1)
         self._asked = asked
         self._sizes = np.array([one.length for one in asked], dtype=np.int64)
 

@@ -377,3 +377,17 @@ def test_a_model_without_a_tokeniser_is_named(home, tmp_path):
     (tmp_path / "mute" / "source.tokenizer.json").unlink()
     with pytest.raises(InputError, match="mute: has no tokeniser; name a model that has one"):
         run_all(recipe_of(home, "bert", f"model={{from: {tmp_path / 'mute'}}}"), tmp_path / "run")
+
+
+def test_long_and_short_examples_share_batches(home, tmp_path):
+    """Sorted by length they would share them with their like, of which labels are too often the same."""
+    work = prepare(recipe_of(home, "bert", "train.batch_tokens=120"), tmp_path / "nowhere")
+    lengths = sorted(one.length for one in work.asked)
+    third = len(lengths) // 3
+    short, long = lengths[third], lengths[-third]
+    assert short < long
+    both = 0
+    for _, (_, batch) in zip(range(work.in_epoch()), work.from_place(0, 0), strict=False):
+        sizes = [one.length for one in batch.asked]
+        both += min(sizes) <= short and max(sizes) >= long
+    assert both > work.in_epoch() / 2
