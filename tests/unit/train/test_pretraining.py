@@ -171,6 +171,19 @@ def test_a_model_that_is_there_is_pretrained_on(family, tmp_path):
     assert one.source.encode("The cat sees bees.") == other.source.encode("The cat sees bees.")
 
 
+def test_a_run_that_goes_on_from_another_resumes_to_the_bit(tmp_path):
+    run_all(recipe_of("bart", tmp_path), tmp_path / "first")
+    on = [f"model={{from: {tmp_path / 'first'}, dropout: 0.3}}", "text={}", "train.save_every=1"]
+    run_all(recipe_of("bart", tmp_path, *on), tmp_path / "whole")
+    stopped = fit(recipe_of("bart", tmp_path, *on), tmp_path / "cut", device="cpu")
+    for _ in range(2):
+        next(stopped)
+    stopped.close()
+    torch.manual_seed(99)
+    run_all(recipe_of("bart", tmp_path, *on), tmp_path / "cut")
+    assert weights(tmp_path / "cut") == weights(tmp_path / "whole")
+
+
 def test_a_checkpoint_whose_head_says_nothing_of_text_gets_one_to_be_pretrained_on(tmp_path):
     run_all(recipe_of("bert", tmp_path), tmp_path / "first")
     on = [f"model={{from: {tmp_path / 'body'}, dropout: 0.2}}", "text={}", "objective.masked.next_sentence=false"]
