@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple
@@ -49,10 +50,15 @@ class Layout:
         self.longest = max(self.sizes)
         self.even = min(self.sizes) == self.longest  # all equally long
         lengths = torch.tensor(self.sizes, dtype=torch.long)
-        offsets = F.pad(lengths.cumsum(0), (1, 0))
-        places = torch.arange(self.total) - offsets[:-1].repeat_interleave(lengths)
+        starts = lengths.cumsum(0) - lengths
+        places = torch.arange(self.total) - starts.repeat_interleave(lengths)
         self.host = lengths, places  # kept where they were made: asking the device for them would wait for it
-        there = sent(torch.cat([lengths, offsets, places]), torch.device(device))  # one copy for all three
+        self._lie_on(torch.device(device))
+
+    def _lie_on(self, device: torch.device) -> None:
+        lengths, places = self.host
+        offsets = F.pad(lengths.cumsum(0), (1, 0))
+        there = sent(torch.cat([lengths, offsets, places]), device)  # one copy for all three
         own = [len(lengths), len(offsets), len(places)]
         self.lengths, offsets, self.positions = torch.split(there, own)  # [B], [B + 1], [T] place in its own sequence
         self.offsets = offsets.to(torch.int32)
@@ -90,8 +96,9 @@ class Layout:
         return (self.offsets[:-1] if which == "first" else self.offsets[1:] - 1).long()  # [B]
 
     def to(self, device: torch.device | str) -> Layout:
-        moved = Layout(self.sizes, device)
-        return moved.in_frame() if self.framed else moved
+        moved = copy(self)
+        moved._lie_on(torch.device(device))
+        return moved
 
     def in_frame(self) -> Layout:
         """Says of itself that others, of as many tokens and sequences, come in its place; being even is then chance."""

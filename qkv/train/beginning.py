@@ -6,18 +6,22 @@ import dataclasses
 from collections.abc import Sequence
 
 from qkv import spec
-from qkv.nn import build
+from qkv.errors import InputError
+from qkv.nn.model import hollow
 from qkv.train.recipe import DROPOUT
-from qkv.train.sections import Recipe
-from qkv.weights.folder import Loaded, load
+from qkv.train.sections import Recipe, TaskRecipe, TextRecipe, Vocabulary
+from qkv.weights.folder import Loaded, fill, load, state
 
 
 def begun(recipe: Recipe, head: str | None = None, labels: Sequence[str] | None = None) -> Loaded:
     """What `model.from` names, with the recipe's dropout: that is how it is trained, not what it is."""
-    loaded = load(str(recipe.model["from"]), head=head, labels=labels)
+    if isinstance(recipe, TaskRecipe | TextRecipe) and recipe.text != Vocabulary():
+        raise InputError("text: a model that is there has its tokeniser; leave out this section, or model.from")
+    where = str(recipe.model["from"])
+    loaded = load(where, head=head, labels=labels)
     changed = spec.dropping(loaded.model.spec, *(recipe.model.get(key) for key in DROPOUT))
     if changed == loaded.model.spec:
         return loaded
-    model = build(changed)
-    model.load_state_dict(loaded.model.state_dict())
-    return dataclasses.replace(loaded, model=model)
+    model = hollow(changed)
+    fill(model, state(loaded.model), where, assign=True)
+    return dataclasses.replace(loaded, model=model.eval())

@@ -29,7 +29,7 @@ from qkv.text.tokeniser import Tokeniser
 from qkv.train.beginning import begun
 from qkv.train.reading import Cutting, find_tokeniser, held_out_text, next_sentences, text_spec, training_text
 from qkv.train.samples import said
-from qkv.train.sections import TextRecipe, Vocabulary
+from qkv.train.sections import TextRecipe
 from qkv.weights.folder import SOURCE, AnyModel, Loaded
 from qkv.weights.huggingface import head_names
 
@@ -195,8 +195,6 @@ def prepare(recipe: TextRecipe, folder: Path) -> TextWork:
 def _continued(recipe: TextRecipe) -> tuple[AnyModel, Tokeniser]:
     """A model that is there, under the head that the objectives ask, and its tokeniser (Gururangan et al. 2020)."""
     where = recipe.model["from"]
-    if recipe.text != Vocabulary():
-        raise InputError("text: a model that is there has its tokeniser; leave out this section, or model.from")
     torch.manual_seed(recipe.seed)  # a head that the checkpoint has not is drawn
     loaded, pairs = begun(recipe), next_sentences(recipe)
     s = loaded.model.spec

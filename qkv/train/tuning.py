@@ -217,8 +217,6 @@ def _reader(recipe: TaskRecipe, task: Task[Any], loaded: Loaded) -> Tokeniser | 
 
 def _loaded(recipe: TaskRecipe, task: Task[Any], labels: tuple[str, ...]) -> Loaded:
     """The model that the recipe starts from."""
-    if recipe.text != Vocabulary():
-        raise InputError("text: a model that is there has its tokeniser; leave out this section, or model.from")
     with _naming_the_task(task):
         return begun(recipe, head=task.kind, labels=labels)
 
