@@ -57,14 +57,18 @@ def classes(logits: Tensor, batch: Inputs, weights: Tensor | None = None, smooth
 
 
 def numbers(logits: Tensor, batch: Inputs) -> Term:
-    """Squared error of a head with one output."""
-    return Term(F.mse_loss(logits[:, 0].float(), batch.labels.float(), reduction="sum"), len(batch.labels))
+    """Squared error of a head with one output; a label that is not a number asks for none."""
+    labels = batch.labels.float()
+    error = torch.where(labels.isnan(), 0.0, logits[:, 0].float() - labels)
+    return Term(error.square().sum(), len(labels))
 
 
 def several(logits: Tensor, batch: Inputs) -> Term:
-    """Binary cross-entropy of each label for itself, the mean over labels."""
-    found = F.binary_cross_entropy_with_logits(logits.float(), batch.labels.float(), reduction="sum")
-    return Term(found / logits.shape[1], len(batch.labels))
+    """Binary cross-entropy of each label for itself, the mean over labels; what is not a number asks for none."""
+    labels = batch.labels.float()
+    asked, right = (~labels.isnan()).float(), labels.nan_to_num()
+    found = F.binary_cross_entropy_with_logits(logits.float(), right, asked, reduction="sum")
+    return Term(found / logits.shape[1], len(labels))
 
 
 def spans(logits: Tensor, batch: Inputs) -> Term:

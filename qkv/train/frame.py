@@ -22,7 +22,7 @@ _SEEN = 16  # batches from which the frame is learned
 _GROWTHS = 2  # each is another recording, of which there are four at most
 _ROOM = 1.05  # for a batch that has more sequences than those
 _EVEN = 64  # a number of tokens that matrix products like
-_IGNORED = -100  # what cross-entropy leaves out
+_IGNORED = -100  # what cross-entropy leaves out; of other losses, what is not a number
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Framing:
     growths: int = _GROWTHS  # that are left
 
     def __call__(self, part: AnyPart) -> AnyPart:
-        if not one_label_each(part):
+        if not framable(part):
             return part
         layout = part[0].layout
         inside = part if self.frame is None else framed(part, *self.frame)  # type: ignore[arg-type]
@@ -48,12 +48,14 @@ class Framing:
         return part
 
 
-def one_label_each(part: Any) -> bool:
-    """Whether it is a batch of texts with a class each."""
-    if not isinstance(part, Inputs) or part.at is not None or part.choices or part.words:
+def framable(part: Any) -> bool:
+    """Whether it is a batch of texts that are asked for a class each, for numbers, or token by token."""
+    if not isinstance(part, Inputs) or part.source.values.dim() > 1 or part.choices or part.words:
         return False
-    texts = part.source.values.dim() == 1
-    return texts and part.labels.dtype == torch.long and part.labels.shape == (len(part.source),)
+    if part.at is not None:
+        return part.labels.shape == part.at.shape
+    spans = part.labels.dim() > 1 and not part.labels.is_floating_point()
+    return len(part.labels) == len(part.source) and not spans
 
 
 def _frame(seen: list[tuple[int, int, int]]) -> tuple[int, int, int]:
@@ -70,7 +72,8 @@ def _frame(seen: list[tuple[int, int, int]]) -> tuple[int, int, int]:
 
 
 def framed(part: Inputs, tokens: int, sequences: int, longest: int) -> Inputs:
-    """The same batch with so many tokens and sequences: the last ones are of zeros, and have no label.
+    """The same batch with so many tokens and sequences: the last ones are of zeros, and have no label. Where tokens are
+    judged, as many are as there are: some once more, for nothing.
 
     The sum of losses and its gradient stay as they were. What does not fit is given back as it is. What is added is not
     over `longest`, which the model can take; the batch's own may be, as long as a kernel is told the same of both.
@@ -85,8 +88,12 @@ def framed(part: Inputs, tokens: int, sequences: int, longest: int) -> Inputs:
         return part
     segments = None if part.segments is None else _padded(part.segments, extra)
     source = Ragged(_padded(part.source.values, extra), whole)
-    return part._replace(source=source, segments=segments, labels=_padded(part.labels, more, _IGNORED))
+    ignored = float("nan") if part.labels.is_floating_point() else _IGNORED
+    asked = sequences if part.at is None else tokens
+    labels = _padded(part.labels, asked - len(part.labels), ignored)
+    at = None if part.at is None else _padded(part.at, asked - len(part.at))
+    return part._replace(source=source, segments=segments, at=at, labels=labels)
 
 
-def _padded(values: Tensor, more: int, fill: int = 0) -> Tensor:
-    return torch.cat([values, values.new_full((more,), fill)])
+def _padded(values: Tensor, more: int, fill: float = 0) -> Tensor:
+    return torch.cat([values, values.new_full((more, *values.shape[1:]), fill)])

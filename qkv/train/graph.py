@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from qkv.nn import Ragged
-from qkv.train.frame import Framing, one_label_each
+from qkv.train.frame import Framing, framable
 
 Totals = tuple[Tensor, ...]
 AnyPart = TypeVar("AnyPart", bound=tuple[Any, ...])
@@ -61,7 +61,7 @@ class Graphed:
         return part if self.frame is None or not self.on else self.frame(part)
 
     def __call__(self, part: AnyPart) -> Totals:
-        wanted = self.every or (self.frame is not None and one_label_each(part))
+        wanted = self.every or (self.frame is not None and framable(part))
         if not (self.on and wanted) or _device(part).type != "cuda":
             return self.backward(part)
         key = shape_of(part), *(None if p.grad is None else p.grad.data_ptr() for p in self.parameters)

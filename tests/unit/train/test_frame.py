@@ -6,12 +6,11 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from qkv.families import bert, gpt2
 from qkv.nn import Ragged, build
-from qkv.objectives.label import Inputs, classes, judged
+from qkv.objectives.label import Inputs, classes, judged, numbers, several
 from qkv.objectives.term import to_device
 from qkv.train.frame import Framing, framed
 from qkv.train.graph import Graphed, shape_of
@@ -22,42 +21,54 @@ FRAME = 24, 7, 9
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="graphs are recorded on a GPU, and there is none")
 
 
-def batch(lengths: Sequence[int], seed: int = 0) -> Inputs:
+LOSSES = {"class": classes, "tags": classes, "numbers": numbers, "several": several}
+
+
+def batch(lengths: Sequence[int], seed: int = 0, kind: str = "class") -> Inputs:
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(1, 40, (sum(lengths),), generator=generator)
-    labels = torch.randint(0, len(LABELS), (len(lengths),), generator=generator)
-    return Inputs(Ragged.of(ids, list(lengths)), None, None, labels)
+    at = torch.arange(0, sum(lengths), 2) if kind == "tags" else None
+    labels = torch.randint(0, len(LABELS), (len(lengths if at is None else at),), generator=generator)
+    if kind == "numbers":
+        labels = labels / 7
+    if kind == "several":
+        labels = torch.randint(0, 2, (len(lengths), len(LABELS)), generator=generator).float()
+    return Inputs(Ragged.of(ids, list(lengths)), None, at, labels)
 
 
-def tiny(family: str):
+def tiny(family: str, kind: str = "class"):
     torch.manual_seed(3)
     module, fields = {"bert": (bert, {"source": 40}), "gpt2": (gpt2, {"target": 40})}[family]
     shape = module.Shape(width=16, heads=2, layers=2, hidden=32)
-    return build(module.spec(shape, head="sequence", labels=LABELS, **fields)).eval()  # nothing is dropped
+    head = "token" if kind == "tags" else "sequence"
+    return build(module.spec(shape, head=head, labels=LABELS, **fields)).eval()  # nothing is dropped
 
 
-def learned(family: str, given: Inputs) -> tuple[Tensor, list[Tensor]]:
-    model = tiny(family).double()
-    total = classes(judged(model, given), given).total
+def learned(family: str, given: Inputs, kind: str = "class") -> tuple[Tensor, list[Tensor]]:
+    model = tiny(family, kind).double()
+    total = LOSSES[kind](judged(model, given), given).total
     total.backward()
     return total.detach(), [torch.zeros(1) if p.grad is None else p.grad for p in model.parameters()]
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2"])
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
-def test_a_frame_changes_neither_the_loss_nor_the_gradient(family: str, lengths: list[int]) -> None:
-    alone, gradient = learned(family, batch(lengths))
-    inside = framed(batch(lengths), *FRAME)
+@pytest.mark.parametrize("kind", LOSSES)
+def test_a_frame_changes_neither_the_loss_nor_the_gradient(family: str, lengths: list[int], kind: str) -> None:
+    alone, gradient = learned(family, batch(lengths, kind=kind), kind)
+    inside = framed(batch(lengths, kind=kind), *FRAME)
     assert len(inside.source.values) == FRAME[0]
-    assert len(inside.source) == len(inside.labels) == FRAME[1]
-    total, found = learned(family, inside)
+    assert len(inside.source) == FRAME[1]
+    assert len(inside.labels) == (FRAME[0] if kind == "tags" else FRAME[1])
+    total, found = learned(family, inside, kind)
     torch.testing.assert_close(total, alone)
     for ours, wanted in zip(found, gradient, strict=True):
         torch.testing.assert_close(ours, wanted, atol=1e-10, rtol=1e-7)
 
 
-def test_all_batches_in_a_frame_have_one_shape() -> None:
-    assert len({shape_of(framed(batch(lengths), *FRAME)) for lengths in LENGTHS}) == 1
+@pytest.mark.parametrize("kind", LOSSES)
+def test_all_batches_in_a_frame_have_one_shape(kind: str) -> None:
+    assert len({shape_of(framed(batch(lengths, kind=kind), *FRAME)) for lengths in LENGTHS}) == 1
     assert len({shape_of(batch(lengths)) for lengths in LENGTHS}) == len(LENGTHS)
 
 
@@ -107,14 +118,13 @@ def test_a_frame_grows_for_batches_that_are_no_remainders_but_not_for_ever() -> 
     assert len(again.source.values) == tokens[-1]
 
 
-def test_only_texts_with_a_class_each_are_framed() -> None:
+def test_what_is_asked_of_spans_choices_or_means_of_words_is_not_framed() -> None:
     framing, words = Framing(frame=FRAME), batch(LENGTHS[0])
     others = [
-        words._replace(labels=words.labels.float()),  # numbers
-        words._replace(labels=torch.zeros(17, dtype=torch.long)),  # a tag for each token
-        words._replace(labels=F.one_hot(words.labels)),  # several at once
+        words._replace(labels=torch.zeros(3, 2, dtype=torch.long)),  # first and last token of a span
+        words._replace(labels=torch.zeros(17, dtype=torch.long)),  # a tag for each token, which none is named of
         words._replace(choices=(2, 1)),
-        words._replace(at=torch.tensor([0, 3])),
+        words._replace(words=((0, 0, 1, 1, 1), (0, 0, 0), (0,) * 9)),
     ]
     assert framing(words) is not words
     assert all(framing(other) is other for other in others)
@@ -139,12 +149,13 @@ def test_a_layout_that_a_kernel_planned_for_is_not_refilled() -> None:
 
 @needs_gpu
 @pytest.mark.parametrize("family", ["bert", "gpt2"])
-def test_one_recording_serves_all_batches_of_a_frame(family: str) -> None:
-    model = tiny(family).cuda()
+@pytest.mark.parametrize("kind", LOSSES)
+def test_one_recording_serves_all_batches_of_a_frame(family: str, kind: str) -> None:
+    model = tiny(family, kind).cuda()
 
     def backward(given: Inputs) -> tuple[Tensor]:
         with torch.autocast("cuda", torch.bfloat16):
-            total = classes(judged(model, given), given).total
+            total = LOSSES[kind](judged(model, given), given).total
         total.backward()
         return (total.detach(),)
 
@@ -152,7 +163,7 @@ def test_one_recording_serves_all_batches_of_a_frame(family: str) -> None:
         found = []
         for number in range(8):
             model.zero_grad(set_to_none=True)
-            given = to_device(framed(batch(LENGTHS[number % 4], number), *FRAME), "cuda")
+            given = to_device(framed(batch(LENGTHS[number % 4], number, kind), *FRAME), "cuda")
             found.append([run(given)[0], *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
         return found
 
