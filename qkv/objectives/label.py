@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -96,4 +98,7 @@ def language(model: Decoder, batch: Inputs, hidden: Tensor) -> Term:
 
 def packed(sequences: Sequence[Sequence[int]]) -> tuple[Tensor, list[int]]:
     """Sequences end to end, and their lengths."""
-    return torch.tensor([token for sequence in sequences for token in sequence]), [len(s) for s in sequences]
+    lengths = [len(sequence) for sequence in sequences]
+    # a tenth of the time of a tensor of a list: while it is made, other threads cannot launch kernels
+    joined = np.fromiter(chain.from_iterable(sequences), np.int64, sum(lengths))
+    return torch.from_numpy(joined), lengths
