@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qkv.cli.options import Device, Json, RunFolder, load_model
+from qkv.cli.options import Device, Json, LabelColumn, RunFolder, TextColumn, load_model
 from qkv.cli.pairs import AskedPairs, evaluate_pairs
 from qkv.cli.tables import number, show, span
 from qkv.cli.tasks import Columns, SkipBad, column_names, recipe_of
@@ -55,6 +55,8 @@ def evaluate_command(
     data: Data = None,
     target: Target = None,
     format: Format = None,
+    text: TextColumn = None,
+    label: LabelColumn = None,
     column: Columns = None,
     skip_bad: SkipBad = False,
     report: ReportFolder = None,
@@ -84,7 +86,8 @@ def evaluate_command(
         "--free": free or None,
     }
     of_pairs |= {"--unknown": unknown, "--too-long": too_long}
-    of_tasks = {"--report": report, "--column": column, "--skip-bad": skip_bad or None}
+    of_tasks = {"--report": report, "--column": column, "--text": text, "--label": label}
+    of_tasks |= {"--skip-bad": skip_bad or None}
     if isinstance(recipe, TextRecipe):
         if any(given is not None for given in (*of_pairs.values(), *of_tasks.values(), bootstrap, output)):
             said = "of the options only --data and --format go with that"
@@ -92,7 +95,8 @@ def evaluate_command(
         _text(run, recipe, data, format, as_json, device)
     elif isinstance(recipe, TaskRecipe):
         _refuse(of_pairs, "pairs, and this run learned a task")
-        asked = _Asked(data, format, column_names(column), skip_bad, 1000 if bootstrap is None else bootstrap)
+        columns = column_names(column, text=text, label=label)
+        asked = _Asked(data, format, columns, skip_bad, 1000 if bootstrap is None else bootstrap)
         _task(run, recipe, asked, report, output, as_json, device)
     else:
         _refuse(of_tasks, "tasks, and this run learned from pairs")
@@ -207,7 +211,7 @@ def _examples(recipe: Any, asked: _Asked) -> tuple[Any, str]:
 
     data = recipe.data
     if asked.data is None and (asked.format is not None or asked.columns):
-        raise InputError("--format and --column go with --data")
+        raise InputError("--format, --text, --label and --column go with --data")
     place = str(data.test or f"{data.train}, test part")
     if asked.data is not None:
         place = str(asked.data)

@@ -61,7 +61,10 @@ def from_stdin(bad: Bad) -> Iterator[Input]:
 def from_file(path: Path, bad: Bad) -> Iterator[Input]:
     """A text a line, plain or packed."""
     from qkv.data.tasks.lines import lines
+    from qkv.data.tasks.pictures import ENDINGS
 
+    if path.suffix.lower() in ENDINGS:
+        raise InputError(f"{path}: is a picture; give its name as TEXT, or by --file a text file of such names")
     if path.is_dir():
         raise InputError(f"{path}: is a folder; say how its files are written, --format (see docs/tasks.md)")
     empty = True
@@ -77,10 +80,12 @@ def from_file(path: Path, bad: Bad) -> Iterator[Input]:
 
 def from_format(format: str, path: Path, columns: dict[str, Any], bad: Bad) -> Iterator[Input]:
     """The examples of a file in one of the formats of tasks; what is right in them is not asked for."""
-    from qkv.data.tasks.formats import settings_of, stream
+    from qkv.data.tasks.formats import has_parts, named, settings_of, stream
     from qkv.evaluate.report import without_truth
     from qkv.tasks.said import shown
 
+    if path.is_dir() and named(format).parts_inside and has_parts(format, path):
+        raise InputError(f"{path}: has folders of several parts; name one of them, such as {path / 'test'}")
     unasked: dict[str, str | None] = {name: None for name in _TRUTHS if name in settings_of(format)}
     if "scheme" in settings_of(format):
         unasked["scheme"] = "none"  # nor are tags that are not BIO

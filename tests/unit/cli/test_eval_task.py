@@ -119,6 +119,14 @@ def test_examples_without_labels_are_predicted_only(home: Path, tmp_path: Path) 
     assert rows[1][1] in ("1", "5")
 
 
+def test_columns_of_another_name_are_told_as_train_takes_them(home: Path, tmp_path: Path) -> None:
+    renamed = (home / "test.csv").read_text().replace("review,stars", "said,how", 1)
+    (tmp_path / "other.csv").write_text(renamed)
+    words = ("--data", tmp_path / "other.csv", "--text", "said", "--label", "how")
+    told = [qkv("eval", home / "stars", "--json", "--bootstrap", 0, *more) for more in ((), words)]
+    assert [json.loads(one.stdout)["figures"] for one in told] == [json.loads(told[0].stdout)["figures"]] * 2
+
+
 def test_a_label_never_seen_in_training_is_named_or_skipped(home: Path, tmp_path: Path) -> None:
     write_reviews(tmp_path / "odd.csv", 4, [("good tea", "3")])
     must_refuse(qkv("eval", home / "stars", "--data", tmp_path / "odd.csv"), "odd.csv:6", "'3' was never seen")
@@ -137,6 +145,8 @@ def test_a_label_never_seen_in_training_is_named_or_skipped(home: Path, tmp_path
         (("--data", "gone.csv"), "gone.csv"),
         (("--data", "{home}/test.csv", "--column", "stars"), "WHAT=NAME"),
         (("--data", "{home}/test.csv", "--column", "text=views"), "no column 'views'"),
+        (("--data", "{home}/test.csv", "--text", "views"), "no column 'views'"),
+        (("--label", "stars"), "go with --data"),
     ],
 )
 def test_a_slip_in_eval_is_one_line(home: Path, words: tuple[object, ...], said: str) -> None:

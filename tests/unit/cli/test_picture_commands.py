@@ -63,6 +63,18 @@ def test_files_are_scored_and_predicted_as_the_pixels_of_the_test_part_are(home:
     assert scored[0] == scored[1]
 
 
+def test_a_picture_is_not_taken_for_a_file_of_names(home: Path) -> None:
+    must_refuse(qkv("predict", home / "run", "--file", home / "files" / "dark" / "000.png"), "000.png: is a picture")
+
+
+def test_of_a_folder_of_several_parts_one_is_to_be_named(home: Path, tmp_path: Path) -> None:
+    for part in ("train", "test"):
+        write_folder(tmp_path / part, 3, seed=4)
+    words = ("predict", home / "run", "--format", "images", "--file")
+    must_refuse(qkv(*words, tmp_path), "several parts", str(tmp_path / "test"))
+    assert len(qkv(*words, tmp_path / "test").stdout.splitlines()) == 3
+
+
 def test_what_is_exported_says_the_same(home: Path, tmp_path: Path) -> None:
     done = qkv("export", home / "run", "-o", tmp_path / "out")
     assert done.returncode == 0, done.stderr
