@@ -211,12 +211,22 @@ def total(counts: Tensor, ranks: Ranks) -> Tensor:
 def clip(parameters: Iterable[Tensor], limit: float) -> Tensor:
     """Scales gradients down to a norm of at most `limit`, over all shards; gives the norm that they had."""
     parameters = list(parameters)
-    gradients = [p.grad for p in parameters if p.grad is not None]
+    gradients = [_in_memory(p) for p in parameters if p.grad is not None]
     if all(type(g) is Tensor and g.device.type == "cpu" and g.is_contiguous() for g in gradients):
         return _clip_on_host(gradients, limit)
     norm = nn.utils.clip_grad_norm_(parameters, limit)
     full = getattr(norm, "full_tensor", None)  # of shards, each rank has a piece of the sum
     return norm if full is None else full()
+
+
+def _in_memory(parameter: Tensor) -> Tensor:
+    """A gradient that lies in memory; of one of some rows those, once each."""
+    gradient = parameter.grad
+    assert gradient is not None
+    if gradient.layout != torch.sparse_coo:
+        return gradient
+    parameter.grad = gradient.coalesce()
+    return parameter.grad._values()  # not a copy, as `values` of a leaf may be
 
 
 def _clip_on_host(gradients: list[Tensor], limit: float) -> Tensor:

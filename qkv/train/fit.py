@@ -21,7 +21,6 @@ from qkv.data.batches import Place
 from qkv.errors import InputError
 from qkv.files import write_text
 from qkv.nn import Ragged
-from qkv.nn.block import Block
 from qkv.nn.ragged import sent
 from qkv.nn.stack import recompute
 from qkv.objectives.term import to_device
@@ -31,10 +30,11 @@ from qkv.train.distributed import Ranks, by_first, clip, gathered, join, leave, 
 from qkv.train.duration import in_steps
 from qkv.train.frame import Framing
 from qkv.train.graph import Graphed
-from qkv.train.hardware import keep_memory, matrix_peak, passes, work_on
+from qkv.train.hardware import compile_blocks, keep_memory, matrix_peak, passes, work_on
 from qkv.train.optimiser import optimiser
 from qkv.train.range_test import RangeTest
 from qkv.train.recipe import peak, to_yaml
+from qkv.train.rows import RowAdamW
 from qkv.train.schedule import rate
 from qkv.train.sections import AnyRecipe, Training
 from qkv.train.tally import Record, Tally, forget_after, log
@@ -130,9 +130,12 @@ class Run:
         if how.recompute:
             recompute(self.model)
         if how.compile:
-            _compile(self.model, self.half)
+            compile_blocks(self.model, self.half)
         self.judge = spread(Judge(self.model, work), self.model, how.spread, self.half, ranks)
-        self.optimiser = optimiser(self.model, how, getattr(recipe, "tune", None))
+        tune = getattr(recipe, "tune", None)
+        # sums over parts, processes and kinds of loss, and averages, are those of whole embeddings
+        alone = self.device.type == "cpu" and ranks.alone and how.accumulate == len(work.kinds) == 1 and not how.ema
+        self.optimiser = optimiser(self.model, how, tune, by_rows=tune is not None and alone)
         self.trailing = self._trailing()
         self.progress = self._load()
         digest = work.digest()
@@ -282,9 +285,15 @@ class Run:
 
     # ---- what is kept
 
+    def check(self) -> None:
+        """Before weights are read: all are as the steps have left them, and are numbers."""
+        if isinstance(self.optimiser, RowAdamW):
+            self.optimiser.settle()
+        check_finite(self.model, self.progress.step)
+
     def save(self) -> None:
         began = time.perf_counter()
-        check_finite(self.model, self.progress.step)
+        self.check()
         if self.sharded:
             from qkv.train.sharded import save_sharded
 
@@ -316,7 +325,7 @@ class Run:
         """The score on held-out data; keeps the best weights and those to be averaged."""
         progress, recipe = self.progress, self.recipe
         began = time.perf_counter()
-        check_finite(self.model, progress.step)
+        self.check()
         with self.trailing.standing_in(self.model) if self.trailing else nullcontext():
             with gathered(self.model) as model:
                 values, samples = self.work.score(model), tuple(self.work.say(model))
@@ -373,22 +382,3 @@ def _prepare_torch(how: Training, device: torch.device) -> bool:
 
 def _seed(*words: int) -> int:
     return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0] >> np.uint64(1))
-
-
-def _compile(model: torch.nn.Module, half: bool) -> None:
-    """Compiles blocks: whole where the looking is one fused kernel, as on a GPU in half precision, else in parts."""
-    blocks = [m for m in model.modules() if isinstance(m, Block)]
-    if not blocks:
-        raise InputError("train.compile: this model has no Transformer blocks to compile; leave it out")
-    import torch._dynamo.config  # takes a while
-
-    # training and scoring, batches of one length and of many: each gets kernels of its own
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _FORMS)
-    for block in blocks:
-        if half:
-            block.compile_whole()
-        else:
-            block.compile_parts()
-
-
-_FORMS = 32

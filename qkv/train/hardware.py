@@ -15,8 +15,10 @@ from typing import Any
 import torch
 
 from qkv import spec
+from qkv.errors import InputError
 from qkv.look.cost import cost
 from qkv.nn import Ragged
+from qkv.nn.block import Block
 from qkv.nn.model import Model
 
 _SAMPLES = 8  # at least; the best counts, for a disturbed sample says nothing of the machine
@@ -122,3 +124,22 @@ def passes(model: Model) -> float:
     """The share of training's work, a pass forward and two back, that is done where the body stays as it is: nothing
     goes back through one without adapters, and those need the gradient of what went in, not of its weights."""
     return 1 / 3 if model.frozen else 1.0 if model.spec.adapters is None else 2 / 3
+
+
+def compile_blocks(model: torch.nn.Module, half: bool) -> None:
+    """Compiles blocks: whole where the looking is one fused kernel, as on a GPU in half precision, else in parts."""
+    blocks = [m for m in model.modules() if isinstance(m, Block)]
+    if not blocks:
+        raise InputError("train.compile: this model has no Transformer blocks to compile; leave it out")
+    import torch._dynamo.config  # takes a while
+
+    # training and scoring, batches of one length and of many: each gets kernels of its own
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _FORMS)
+    for block in blocks:
+        if half:
+            block.compile_whole()
+        else:
+            block.compile_parts()
+
+
+_FORMS = 32

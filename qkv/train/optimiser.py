@@ -8,14 +8,18 @@ from torch import Tensor, nn
 from qkv import spec
 from qkv.errors import InputError
 from qkv.nn.model import HEADS, Model
+from qkv.train.rows import RowAdamW, large_tables
 from qkv.train.sections import Training, Tuning
 
 
-def optimiser(model: Model, recipe: Training, tune: Tuning | None = None) -> torch.optim.Optimizer:
+def optimiser(
+    model: Model, recipe: Training, tune: Tuning | None = None, *, by_rows: bool = False
+) -> torch.optim.Optimizer:
     """Adam (Kingma & Ba 2015) or AdamW (Loshchilov & Hutter 2019) of what is to be trained; biases and norms are not
     decayed.
 
-    In fine-tuning a layer may have a smaller rate than the one above it (Howard & Ruder 2018).
+    In fine-tuning a layer may have a smaller rate than the one above it (Howard & Ruder 2018), and large embeddings may
+    be trained `by_rows` (`qkv.train.rows`).
     """
     if recipe.weight_decay and recipe.optimiser == "adam":
         raise InputError("train.weight_decay: plain adam has none; choose optimiser: adamw, or set it to 0")
@@ -30,8 +34,11 @@ def optimiser(model: Model, recipe: Training, tune: Tuning | None = None) -> tor
     # matrices first, the highest layers first: the order in which a checkpoint names their moments
     order = sorted(groups, key=lambda key: (-key[0], -key[1]))
     given = [{"params": groups[key], "weight_decay": key[1], "share": key[0]} for key in order]
-    kind = torch.optim.AdamW if recipe.optimiser == "adamw" else torch.optim.Adam
-    return kind(given, lr=recipe.learning_rate, betas=tuple(recipe.betas), eps=recipe.epsilon, fused=True)
+    settings = {"lr": recipe.learning_rate, "betas": tuple(recipe.betas), "eps": recipe.epsilon, "fused": True}
+    if recipe.optimiser == "adam":
+        return torch.optim.Adam(given, **settings)
+    tables = large_tables(model) if by_rows else []
+    return RowAdamW(given, tables, **settings) if tables else torch.optim.AdamW(given, **settings)
 
 
 def below_the_head(s: spec.Model, name: str) -> int:

@@ -1,0 +1,137 @@
+"""An embedding trained by rows ends where AdamW on all of it ends, and is right wherever it is looked at."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from qkv.families import bert, gpt2
+from qkv.nn import build
+from qkv.train import rows
+from qkv.train.distributed import clip
+from qkv.train.optimiser import restore, state_tensors
+from qkv.train.rows import RowAdamW, Table, large_tables
+
+ROWS, WIDTH = 60, 8
+SETTINGS = {"lr": 0.01, "betas": (0.9, 0.98), "eps": 1e-8, "fused": True}
+
+
+class Words(nn.Module):
+    """A lookup with something behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(ROWS, WIDTH, padding_idx=0)
+        self.linear = nn.Linear(WIDTH, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.linear(self.tokens(ids)).square().sum()
+
+
+def pair() -> tuple[Words, torch.optim.Optimizer, Words, RowAdamW]:
+    torch.manual_seed(4)
+    plain = Words()
+    ours = copy.deepcopy(plain)
+    usual = torch.optim.AdamW(_groups(plain), **SETTINGS)
+    return plain, usual, ours, RowAdamW(_groups(ours), [Table(ours.tokens)], **SETTINGS)
+
+
+def _groups(model: nn.Module) -> list[dict[str, object]]:
+    parameters = list(model.parameters())
+    return [{"params": parameters[:2], "weight_decay": 0.1}, {"params": parameters[2:], "weight_decay": 0.0}]
+
+
+def learn(model: Words, opt: torch.optim.Optimizer, step: int, most: int = ROWS, limit: float = 1.0) -> Tensor:
+    """A step on words of which later steps have others, with a rate that changes."""
+    generator = torch.Generator().manual_seed(step)
+    ids = torch.randint(0, min(most, 4 + step), (9,), generator=generator)
+    for group in opt.param_groups:
+        group["lr"] = 0.01 * (1 + step % 3)
+    opt.zero_grad(set_to_none=True)
+    loss = model(ids)
+    loss.backward()
+    clip(model.parameters(), limit)
+    opt.step()
+    return loss.detach()
+
+
+def assert_same(plain: nn.Module, ours: nn.Module) -> None:
+    for (name, wanted), (_, found) in zip(plain.named_parameters(), ours.named_parameters(), strict=True):
+        torch.testing.assert_close(found, wanted, msg=lambda said, name=name: f"{name}: {said}")
+
+
+@pytest.mark.parametrize("limit", [0.5, 1e9], ids=["clipped", "not clipped"])
+def test_all_weights_and_moments_are_those_of_adamw_on_the_whole(limit: float) -> None:
+    plain, usual, ours, lazy = pair()
+    for step in range(1, 25):
+        wanted = learn(plain, usual, step, limit=limit)
+        torch.testing.assert_close(learn(ours, lazy, step, limit=limit), wanted)  # what is looked up is right
+    assert lazy.tables
+    assert not torch.equal(ours.tokens.weight[40:], plain.tokens.weight[40:])  # these wait
+    lazy.settle()
+    assert_same(plain, ours)
+    for name, wanted in state_tensors(usual).items():
+        torch.testing.assert_close(state_tensors(lazy)[name], wanted, msg=name)
+
+
+def test_rows_that_sleep_are_neither_read_nor_written_in_a_step() -> None:
+    *_, ours, lazy = pair()
+    before = ours.tokens.weight.detach().clone()
+    for step in range(1, 8):
+        learn(ours, lazy, step, most=10)
+    assert torch.equal(ours.tokens.weight[10:], before[10:])
+    assert lazy.state[ours.tokens.weight]["exp_avg"][10:].abs().sum() == 0
+
+
+def test_a_row_that_is_looked_at_without_a_gradient_is_right_and_sleeps_on() -> None:
+    plain, usual, ours, lazy = pair()
+    for step in range(1, 6):
+        learn(plain, usual, step, most=10), learn(ours, lazy, step, most=10)
+        with torch.inference_mode():
+            torch.testing.assert_close(ours(torch.tensor([50, 51])), plain(torch.tensor([50, 51])))
+    assert not lazy.tables[ours.tokens.weight].awake[50]
+    lazy.settle()
+    assert_same(plain, ours)
+
+
+def test_a_restored_optimiser_goes_on_to_the_bit() -> None:
+    *_, ours, lazy = pair()
+    for step in range(1, 9):
+        learn(ours, lazy, step)
+    lazy.settle()  # as before anything is saved
+    other = Words()
+    other.load_state_dict(copy.deepcopy(ours.state_dict()))
+    again = RowAdamW(_groups(other), [Table(other.tokens)], **SETTINGS)
+    restore(again, copy.deepcopy(state_tensors(lazy)))
+    for step in range(9, 20):
+        learn(ours, lazy, step), learn(other, again, step)
+    lazy.settle(), again.settle()
+    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), other.parameters(), strict=True))
+
+
+def test_a_table_most_of_which_is_used_is_trained_as_a_whole_from_then_on() -> None:
+    plain, usual, ours, lazy = pair()
+    for step in range(1, 90):
+        learn(plain, usual, step), learn(ours, lazy, step)
+    assert not lazy.tables
+    assert not ours.tokens.sparse
+    assert not ours.tokens._forward_pre_hooks
+    assert_same(plain, ours)
+
+
+def test_only_large_embeddings_that_are_looked_up_alone_are_trained_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "_FEWEST", 40)
+    small = {"width": 16, "heads": 2, "layers": 1, "hidden": 32}
+
+    def found(family, head: str, **fields: int) -> list[Table]:
+        return large_tables(build(family.spec(family.Shape(**small), head=head, **fields)))
+
+    assert [table.module.num_embeddings for table in found(bert, "sequence", source=40)] == [40]  # no positions
+    assert not found(bert, "sequence", source=39)
+    assert not found(bert, "masked_lm", source=40)  # its head has the same weights
+    assert not found(gpt2, "lm", target=40)
+    frozen = build(bert.spec(bert.Shape(**small), head="sequence", source=40)).requires_grad_(False)
+    assert not large_tables(frozen)
