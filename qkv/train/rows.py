@@ -30,9 +30,7 @@ class Table:
         self.awake = torch.zeros(module.num_embeddings, dtype=torch.bool)
         self.rows = torch.empty(0, dtype=torch.long)  # those awake, in order
         self.decay = 1.0  # the product of all steps' factors
-        self.paid = torch.ones(
-            module.num_embeddings, dtype=torch.float64
-        )  # `decay` as it was when a row was last right
+        self.paid = torch.ones(len(self.awake), dtype=torch.float64)  # what it was when a row was last right
         module.sparse = True
         self.hook = module.register_forward_pre_hook(lambda _, given: self.bring_up(given[0].unique()))
 
@@ -118,8 +116,9 @@ class RowAdamW(torch.optim.AdamW):
         """The rows that have moments are those that had a gradient."""
         super().load_state_dict(state_dict)
         for weight, table in self.tables.items():
-            if "exp_avg_sq" in self.state[weight]:
-                table.wake((self.state[weight]["exp_avg_sq"] != 0).any(1).nonzero()[:, 0])
+            for name in ("exp_avg", "exp_avg_sq"):
+                if name in self.state[weight]:
+                    table.wake(self.state[weight][name].any(1).nonzero()[:, 0])
         self._let_go()
 
 
