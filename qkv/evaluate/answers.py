@@ -16,6 +16,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from qkv.errors import InputError
 from qkv.evaluate.metric import Figures, Metric, Rows, check_aligned, ratio
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -55,6 +56,9 @@ class Squad(Metric[str | None, Sequence[str]]):
 
     def statistics(self, hypotheses: Sequence[str | None], references: Sequence[Sequence[str]]) -> Rows:
         check_aligned(hypotheses, references)
+        if not self.none_is_an_answer and not all(references):
+            number = next(number for number, answers in enumerate(references, 1) if not answers)
+            raise InputError(f"question {number} has no answer, which SQuAD 1.1 does not know; score it by squad2")
         return np.array([self._row(h, r) for h, r in zip(hypotheses, references, strict=True)], dtype=np.float64)
 
     def _row(self, prediction: str | None, answers: Sequence[str]) -> list[float]:

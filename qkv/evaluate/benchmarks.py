@@ -12,8 +12,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from qkv.errors import InputError
 from qkv.evaluate.classification import F1
-from qkv.evaluate.metric import Figures, Metric, Rows, check_aligned
+from qkv.evaluate.metric import Figures, Metric, Rows, check_aligned, ratio
 
 
 class Member(str):
@@ -40,20 +41,26 @@ class PositiveF1(F1):
 
 
 class GroupExact(Metric[str, Member]):
-    """The share of groups in which every example is right; belongs to a sample, for a group is several examples."""
+    """The share of groups in which every example is right.
+
+    A group is counted where its first example stands: who draws examples anew, or swaps them, has all of it or nothing.
+    """
 
     name = "exact"
-    summed = False
 
     def statistics(self, hypotheses: Sequence[str], references: Sequence[Member]) -> Rows:
         check_aligned(hypotheses, references)
-        number: dict[str, int] = {}
-        rows = [
-            (number.setdefault(reference.group, len(number)), hypothesis == reference)
-            for hypothesis, reference in zip(hypotheses, references, strict=True)
-        ]
-        return np.array(rows, dtype=np.float64)  # [examples, 2] group, right
+        first: dict[str, int] = {}
+        rows = np.zeros((len(references), 2))  # [examples, 2] all right, one group
+        for number, (hypothesis, reference) in enumerate(zip(hypotheses, references, strict=True)):
+            place = first.setdefault(reference.group, number)
+            if place == number:
+                rows[number] = 1
+            rows[place, 0] *= hypothesis == reference
+        return rows
 
     def score(self, found: Rows) -> Figures:
-        groups = {group: found[found[:, 0] == group, 1].min() for group in np.unique(found[:, 0])}
-        return {"exact": float(np.mean(list(groups.values())))}
+        return {"exact": ratio(found[0], found[1])}
+
+    def each(self, rows: Rows) -> list[Figures]:  # noqa: ARG002
+        raise InputError(f"{self.name} belongs to groups, not to one example; leave it out here")

@@ -71,7 +71,11 @@ def _column(path: Path, column: str | None, option: str) -> list[Cell]:
     """One cell a line: the line itself, or a column of a table with tabs or (.csv) commas."""
     # A blank line of a table counts here: to pass over it would shift one file against the other.
     tabs = ((where, line.split("\t")) for where, line in lines(path, Bad()))
-    records = comma_records(path, Bad()) if ending(path) == ".csv" else tabs
+    commas = ending(path) == ".csv"
+    records = comma_records(path, Bad(), blank=True) if commas else tabs
+    if column is None and commas:
+        said = "a table, whose lines are no texts or labels; name the column to score, or its number from 1"
+        raise InputError(f"{path}: {said}, by {option}")
     if column is None:
         cells = [(line, where) for where, line in lines(path, Bad())]
     elif column.isdecimal():
@@ -189,7 +193,7 @@ def _answers(files: Files) -> Sides:
     """Predictions {id: answer} and SQuAD's JSON; in the order of the latter."""
     if files.hypothesis_column is not None or files.reference_column is not None:
         raise InputError("--hyp-column and --ref-column are for tables; SQuAD's files are JSON")
-    answers = dict(_squad(files.references[0]))
+    answers = list(_squad(files.references[0]))  # an id that stands there twice is two questions, as in the script
     if not answers:
         raise InputError(f"{files.references[0]}: empty, no questions in it; give a SQuAD file")
     notes: list[str] = []
@@ -197,7 +201,7 @@ def _answers(files: Files) -> Sides:
         _predictions(path, answers, files.references[0], notes)
         for path in (files.hypotheses, *([files.other] if files.other else []))
     ]
-    return Sides(sides[0], list(answers.values()), sides[1] if len(sides) > 1 else None, tuple(notes))
+    return Sides(sides[0], [texts for _, texts in answers], sides[1] if len(sides) > 1 else None, tuple(notes))
 
 
 def _squad(path: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -215,18 +219,20 @@ def _squad(path: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
                 yield id, tuple(map(str, texts))
 
 
-def _predictions(path: Path, answers: dict[str, tuple[str, ...]], ref: Path, notes: list[str]) -> list[str | None]:
+def _predictions(
+    path: Path, answers: Sequence[tuple[str, tuple[str, ...]]], ref: Path, notes: list[str]
+) -> list[str | None]:
     found = document(path)
     if not isinstance(found, dict):
         raise InputError(f'{path}: not an object of predictions; write {{"question id": "answer", …}}')
     for id, text in found.items():
         if not isinstance(text, str):
             raise InputError(f"{path}: {id}: the prediction is not a string; put it in quotes, or '' for no answer")
-    missing = [id for id in answers if id not in found]
+    missing = [id for id, _ in answers if id not in found]
     if len(missing) == len(answers):
         raise InputError(f"{path}: no prediction for any question of {ref}; give the predictions for that file")
     if missing:
         notes.append(
             f"{path}: no prediction for {len(missing)} of {len(answers)} questions ({missing[0]} …): they count 0"
         )
-    return [found.get(id) for id in answers]
+    return [found.get(id) for id, _ in answers]

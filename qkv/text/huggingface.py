@@ -96,31 +96,33 @@ def _must_have(folder: Path, files: Mapping[str, bytes], names: tuple[str, ...])
         raise InputError(f"{folder}: has {there} but no {', '.join(missing)}; copy the missing file too")
 
 
-def write_tokenisers(folder: Path, source: Tokeniser, target: Tokeniser) -> None:
+def write_tokenisers(folder: Path, source: Tokeniser, target: Tokeniser, longest: int | None = None) -> None:
     """Writes what transformers' AutoTokenizer reads, with the same ids: the files a tokeniser came with, as they came,
-    and its tokenizer.json. Only Marian's form holds two tokenisers."""
+    and its tokenizer.json. Only Marian's form holds two tokenisers. `longest`: how many tokens the model takes."""
     folder = Path(folder)
     if isinstance(source.engine, Marian) and isinstance(target.engine, Marian):
         files = {**target.files, **source.files}
-        files.setdefault(CONFIG, _config(source, "MarianTokenizer"))
+        files.setdefault(CONFIG, _config(source, "MarianTokenizer", longest))
     elif isinstance(source.engine, Fast) and isinstance(target.engine, Fast):
         text = source.engine.to_json()
         if source is not target and text != target.engine.to_json():
             said = "the Hugging Face form holds one tokeniser, and source and target differ"
             raise InputError(f"{folder}: {said}; train with one joint vocabulary to save in this form")
         files = {**source.files, JSON: text.encode()}
-        files.setdefault(CONFIG, _config(source, "PreTrainedTokenizerFast"))
+        files.setdefault(CONFIG, _config(source, "PreTrainedTokenizerFast", longest))
     else:
         raise InputError(f"{folder}: one of source and target is Marian's and the other is not; read both again")
     for name, content in files.items():
         write_bytes(folder / name, content)
 
 
-def _config(tokeniser: Tokeniser, class_name: str) -> bytes:
+def _config(tokeniser: Tokeniser, class_name: str, longest: int | None) -> bytes:
     """The least that transformers has to be told beside a vocabulary."""
     names = {KEYS[role]: tokeniser.engine.name(number) for role, number in tokeniser.roles.items()}
     others = [name for name in tokeniser.engine.specials if name not in names.values()]
     config: dict[str, object] = {"tokenizer_class": class_name, **names, "clean_up_tokenization_spaces": False}
+    if longest is not None:
+        config["model_max_length"] = longest  # else transformers truncates at nothing
     if others:
         config["additional_special_tokens"] = others
     if class_name != "MarianTokenizer":

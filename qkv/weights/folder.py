@@ -103,7 +103,10 @@ def save(loaded: Loaded, folder: str | Path, format: Layout = "qkv") -> None:
     if format == "huggingface":
         write_checkpoint(folder, model.spec, state(model))
         if loaded.source is not None and loaded.target is not None:
-            write_tokenisers(folder, loaded.source, loaded.target)
+            embed = model.spec.source or model.spec.target
+            counted = isinstance(embed, spec.Embed) and embed.position != "none"
+            longest = embed.length if counted else None  # type: ignore[union-attr]
+            write_tokenisers(folder, loaded.source, loaded.target, longest)
         return
     write_text(folder / SPEC, spec.to_json(model.spec))
     if loaded.source is not None:

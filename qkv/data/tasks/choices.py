@@ -100,5 +100,6 @@ def _key(record: Mapping[str, Any], keys: Sequence[str], where: str) -> int | No
     if not key:
         return None
     if key not in keys:
-        raise InputError(f"{where}: answerKey '{key}' is none of the labels {', '.join(keys)}; correct it")
+        known = f"none of the labels {', '.join(keys)}" if keys else "there, and no choice"
+        raise InputError(f"{where}: answerKey '{key}' is {known}; correct it")
     return keys.index(key)

@@ -7,8 +7,10 @@ A sentence with one bad line is bad as a whole. Chunk tags are checked against t
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from qkv.data.examples import Tagged
@@ -22,6 +24,7 @@ _COLUMNS = {1: ("word",), 2: ("word", "tag"), 3: ("word", "pos", "tag"), 4: ("wo
 UNIVERSAL = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 _ID = re.compile(r"(?P<word>\d{1,9})(?:-(?P<last>\d{1,9})|(?P<empty>\.\d+))?")
 _UNSET = "_"
+_LOOKED_AT = 1000  # sentences that tell how many columns a file has
 _PLAIN = "NONE"  # tags that mark no chunks
 _TOLD = "as the tags tell"  # not None, which the command line has for "none"
 
@@ -85,21 +88,27 @@ def _in_scheme(tags: tuple[str, ...], scheme: str, places: Sequence[str]) -> tup
 
 
 def _sentences(path: Path, bad: Bad, tag: str | None) -> Iterator[_Sentence]:
-    count: int | None = None
+    count = _columns(path)
     for block in blocks(path):
         kept = [(where, raw) for where, raw in block if not raw.startswith(_DOCUMENT)]
         if not kept:
             continue
         with bad:
             fields = [(where, _fields(decoded(raw, where))) for where, raw in kept]
-            count = count or len(fields[0][1])
             place = _place(tag, count, fields[0][0])
             for where, found in fields:
                 if len(found) != count or not all(field.strip() for field in found):
-                    given = f"{len(found)} columns" if len(found) != count else "an empty column"
+                    given = f"{len(found)} column{'s' * (len(found) > 1)}" if len(found) != count else "an empty column"
                     raise InputError(f"{where}: {given} where the file has {count}; repair the line")
             tags = None if place is None else tuple(found[place] for _, found in fields)
             yield _Sentence(tuple(found[0] for _, found in fields), tags, tuple(where for where, _ in fields))
+
+
+def _columns(path: Path) -> int:
+    """How many most of the first lines have: one that is bad must not speak for all."""
+    some = (raw for block in islice(blocks(path), _LOOKED_AT) for _, raw in block if not raw.startswith(_DOCUMENT))
+    counts = Counter(len(_fields(raw.decode("utf-8", "replace"))) for raw in some)
+    return counts.most_common(1)[0][0] if counts else 0
 
 
 def _fields(line: str) -> list[str]:

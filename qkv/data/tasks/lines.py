@@ -107,8 +107,11 @@ def tab_records(path: Path, bad: Bad) -> Iterator[tuple[str, list[str]]]:
     return ((where, line.split("\t")) for where, line in lines(path, bad) if line.strip())
 
 
-def comma_records(path: Path, bad: Bad) -> Iterator[tuple[str, list[str]]]:
-    """The records of a CSV file (RFC 4180), each with the place of its first line: a quoted field may hold many."""
+def comma_records(path: Path, bad: Bad, *, blank: bool = False) -> Iterator[tuple[str, list[str]]]:
+    """The records of a CSV file (RFC 4180), each with the place of its first line: a quoted field may hold many.
+
+    A `blank` line may be a record of one empty field; else there is none.
+    """
     csv.field_size_limit(_LONGEST_FIELD)  # the library's own is 131,072 characters: less than a long document
     taken: list[tuple[str, bytes]] = []  # the lines of the record that is being read
 
@@ -132,9 +135,17 @@ def comma_records(path: Path, bad: Bad) -> Iterator[tuple[str, list[str]]]:
             for where, raw in taken:
                 decoded(raw, where)
             if broken is not None:
-                raise InputError(f"{taken[0][0]}: not CSV ({broken}); check the record's quotation marks")
-            if record:
-                yield taken[0][0], record
+                raise InputError(f"{taken[0][0]}: {_broken(broken, len(taken))}")
+            if record or blank:
+                yield taken[0][0], record or [""]
+
+
+def _broken(problem: csv.Error, taken: int) -> str:
+    """What is wrong with a record of CSV that took so many lines."""
+    if "new-line" in str(problem):
+        return "not CSV (a carriage return alone ends a line); save the file with a newline behind each"
+    more = f", it took all {taken:,} lines to the end of the file" if taken > 1 else ""
+    return f"not CSV ({problem}{more}); check the record's quotation marks"
 
 
 def objects(path: Path, bad: Bad, wanted: str = '{"text": …}') -> Iterator[tuple[str, dict[str, Any]]]:

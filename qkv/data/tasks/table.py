@@ -56,7 +56,8 @@ def collect(reader: Callable[..., Iterator[Kind]], path: Path, skip_bad: bool, *
         raise InputError(in_one_line(error)) from None
     examples.skipped = bad.reasons
     if not examples and bad.reasons:
-        raise InputError(f"{path}: nothing is left but {len(bad.reasons)} bad records, the first: {bad.reasons[0]}")
+        records = "a bad record" if len(bad.reasons) == 1 else f"{len(bad.reasons)} bad records, the first"
+        raise InputError(f"{path}: nothing is left but {records}: {bad.reasons[0]}")
     if not examples:
         raise InputError(f"{path}: empty, no examples in it; give a file with at least one")
     return examples
@@ -177,7 +178,8 @@ def missing(where: str, name: str, columns: Iterable[str]) -> InputError:
     between = next((sign for sign in (";", "\t", "|", ",") if len(known) == 1 and sign in known[0]), None)
     if between is not None:
         told = "tabs" if between == "\t" else f"'{between}'"
-        return InputError(f"{where}: no column '{name}'; it has {told} where csv has commas and tsv tabs; convert it")
+        remedy = {"\t": "give the format tsv", ",": "give the format csv"}.get(between, "convert it")
+        return InputError(f"{where}: no column '{name}'; it has {told} where csv has commas and tsv tabs; {remedy}")
     return InputError(f"{where}: no column '{name}'; the columns are: {', '.join(known)}")
 
 

@@ -135,7 +135,7 @@ KINDS = {
         Bad('{"text": "tea"}\n', "no field 'label'"),
     ]),
     "conll": Kind("tag", "a.conll", sentences("tea B-x", "cup I-x", "dog B-y"), inputs=2, bad=[
-        Bad("cup\n\n", "1 columns where the file has 2"),
+        Bad("cup\n\n", "1 column where the file has 2"),
         Bad("caf\udce9 O\n\n", "0xE9, is not UTF-8"),
         Bad("tea I-x\n\n", "tag 'I-x' after 'O' is not BIO"),
         Bad("tea B-y\ncup I-x\n\n", "tag 'I-x' after 'B-y' is not BIO", 2),

@@ -47,6 +47,31 @@ def score(*words: object) -> Any:
 # ---- what works -----------------------------------------------------------------------------------------------------
 
 
+def test_a_csv_file_is_a_table_of_which_a_column_is_named(tmp_path: Path) -> None:
+    hyp, ref = write(tmp_path / "h.csv", "id,label\n1,pos\n2,neg\n"), write(tmp_path / "r.csv", "label\nneg\nneg\n")
+    words = ("-m", "accuracy", "--hyp", hyp, "--ref", ref, "--bootstrap", 0)
+    must_refuse(qkv("score", *words), "h.csv: a table", "--hyp-column")
+    must_refuse(qkv("score", *words, "--hyp-column", "label"), "r.csv: a table", "--ref-column")
+    told = score(*words, "--hyp-column", "label", "--ref-column", "label")
+    assert (told["examples"], told["metrics"]["accuracy"]["figures"]["accuracy"]["value"]) == (2, 0.5)
+
+
+def test_a_blank_line_of_a_csv_file_is_an_empty_text(tmp_path: Path) -> None:
+    hyp = write(tmp_path / "h.csv", "text\nfoo bar\n\nbaz\n")
+    ref = write(tmp_path / "r.csv", "text\nfoo bar\nmiddle\n\n")
+    told = score("-m", "wer", "--hyp", hyp, "--ref", ref, "--hyp-column", "text", "--ref-column", "text")
+    assert told["examples"] == 3
+
+
+def test_an_id_that_stands_twice_in_a_squad_file_is_two_questions(tmp_path: Path) -> None:
+    asked = [{"id": "a", "question": "?", "answers": [{"text": text, "answer_start": 0}]} for text in ("cat", "dog")]
+    data = {"data": [{"title": "", "paragraphs": [{"context": "cat dog", "qas": asked}]}]}
+    ref, hyp = write(tmp_path / "r.json", json.dumps(data)), write(tmp_path / "h.json", '{"a": "cat"}')
+    told = score("-m", "squad", "--hyp", hyp, "--ref", ref)
+    assert told["examples"] == 2
+    assert "50.0" in json.dumps(told)
+
+
 def test_bleu_is_printed_with_its_interval_and_signature(texts: dict[str, Path]) -> None:
     done = qkv("score", "--metric", "bleu", "--hyp", texts["hyp"], "--ref", texts["ref"])
     assert done.returncode == 0, done.stderr

@@ -92,3 +92,8 @@ def test_the_best_threshold_answers_what_is_worth_it() -> None:
 def test_predictions_and_questions_must_be_as_many() -> None:
     with pytest.raises(InputError, match="2 hypotheses and 1 references"):
         Squad()(["a", "b"], [["a"]])
+
+
+def test_a_question_without_answers_is_none_of_squad_1() -> None:
+    with pytest.raises(InputError, match="question 2 has no answer.*squad2"):
+        Squad()(["cat", ""], [["cat"], []])

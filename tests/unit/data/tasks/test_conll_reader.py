@@ -73,7 +73,7 @@ BAD = [
     (["a|O", "b|I-x"], 5, "tag 'I-x' after 'O' is not BIO"),
     (["a|x"], 4, "tag 'x' is not BIO"),
     (["a|B-"], 4, "tag 'B-' is not BIO"),
-    (["a|O", "b"], 5, "1 columns where the file has 2"),
+    (["a|O", "b"], 5, "1 column where the file has 2"),
     (["a|O|O"], 4, "3 columns where the file has 2"),
     (["a|O", "|O"], 5, "an empty column"),
     (["a|O", "\udce9|O"], 5, "byte 1 of the line, 0xE9, is not UTF-8"),
@@ -90,6 +90,14 @@ def test_a_bad_sentence_is_named_by_line_and_skipped_whole(
     examples = read("conll", path, skip_bad=True)
     assert [one.words for one in examples] == [("New", "York"), ("New", "York")]
     assert examples.skipped == [said]
+
+
+def test_a_bad_first_sentence_does_not_speak_for_the_columns_of_all(tmp_path: Path) -> None:
+    good = tabs("New|B-location", "York|I-location") + "\n"
+    path = written(tmp_path / "a.conll", "John Smith B-PER\n\n" + good * 3)
+    refused(f"{path}:1", "3 columns where the file has 2", "conll", path)
+    examples = read("conll", path, skip_bad=True)
+    assert (len(examples), len(examples.skipped)) == (3, 1)
 
 
 def test_bioes_is_checked_as_such_and_kept(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_a_column_that_is_not_there_names_those_that_are(tmp_path: Path, name: s
     ("content", "said"),
     [
         ("text;label\na;x\n", "it has ';' where csv has commas and tsv tabs; convert it"),
-        ("text\tlabel\na\tx\n", "it has tabs where csv has commas and tsv tabs; convert it"),
+        ("text\tlabel\na\tx\n", "it has tabs where csv has commas and tsv tabs; give the format tsv"),
         ('{"text": "a", "label": "x"}\n', "no column 'text', but JSON; give the format jsonl"),
     ],
 )
@@ -173,7 +173,12 @@ def test_a_bad_record_is_named_and_can_be_skipped(
 
 def test_a_quotation_mark_that_nobody_closes_is_named_where_it_opens(tmp_path: Path) -> None:
     path = written(tmp_path / "a.csv", 'text,label\na,x\n"b,x\nc,y\n')
-    refused(f"{path}:3", "not CSV .*quotation marks", "csv", path)
+    refused(f"{path}:3", "not CSV .*it took all 2 lines to the end of the file.*quotation marks", "csv", path)
+
+
+def test_old_line_ends_are_named(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.csv", "text,label\ra,x\rb,y\r")
+    refused(f"{path}:1", "carriage return alone", "csv", path)
 
 
 def test_a_header_that_is_not_utf8_is_never_skipped(tmp_path: Path) -> None:
