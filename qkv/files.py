@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +25,8 @@ def write_whole(path: Path, write: Callable[[Path], None]) -> None:
             beside.unlink()
         kept = "; the earlier file is intact" if path.is_file() else ""
         reason = error.strerror or str(error)
-        raise InputError(f"{path}: cannot be saved: {reason}{kept}; free some space or choose another folder") from None
+        full = "free some space or " if error.errno in (None, errno.ENOSPC, errno.EDQUOT) else ""
+        raise InputError(f"{path}: cannot be saved: {reason}{kept}; {full}choose another folder") from None
     except BaseException:
         with contextlib.suppress(OSError):
             beside.unlink()

@@ -81,7 +81,7 @@ class TaskAnswers:
         examples = [self._example(one) for one in inputs]
         said = say(self._task, self._loaded, examples, best=self._best, budget=_BUDGET)
         self._cut += sum(one.cut for one in said)
-        return [self._lines(given.text, one) for given, one in zip(inputs, said, strict=True)]
+        return [self._lines(given, one) for given, one in zip(inputs, said, strict=True)]
 
     def _example(self, one: Input) -> Any:
         from qkv.tasks.said import example_of
@@ -92,17 +92,18 @@ class TaskAnswers:
             return Tagged(one.example.text, *cut(one.example.text), None, one.where)
         return one.example
 
-    def _lines(self, text: str, said: Said) -> list[str]:
+    def _lines(self, given: Input, said: Said) -> list[str]:
         if self._shape.as_json:
-            return [json.dumps({"input": text} | said.told, ensure_ascii=False)]
+            return [json.dumps(given.told | said.told, ensure_ascii=False)]
         if not self._shape.scored:
             return [_flat(said.line)]
         ranked = said.ranked or ((said.line, said.confidence or 0.0),)
-        return [f"{_flat(text)}\t{score:.4f}\t{_flat(name)}" for name, score in ranked]
+        return [f"{_flat(given.text)}\t{score:.4f}\t{_flat(name)}" for name, score in ranked]
 
     def told(self) -> list[str]:
         """What is to be said at the end."""
-        return [f"{self._cut:,} texts were longer than the model takes, and were cut"] if self._cut else []
+        many = "1 text was" if self._cut == 1 else f"{self._cut:,} texts were"
+        return [f"{many} longer than the model takes, and cut"] if self._cut else []
 
 
 class TextAnswers:
@@ -117,7 +118,7 @@ class TextAnswers:
 
         given = [prefixed(self._given(one), self._prefix) for one in inputs]
         found = predict(self._loaded, given, self._how, [one.where for one in inputs], first)
-        return [self._lines(one.text, predictions) for one, predictions in zip(inputs, found, strict=True)]
+        return [self._lines(one, predictions) for one, predictions in zip(inputs, found, strict=True)]
 
     @property
     def _judges(self) -> bool:
@@ -147,12 +148,12 @@ class TextAnswers:
             return example.text if second is None else (example.text, second)
         return tuple(one.text.split("\t")) if self._judges and "\t" in one.text else one.text
 
-    def _lines(self, text: str, found: list[Any]) -> list[str]:
+    def _lines(self, given: Input, found: list[Any]) -> list[str]:
         if self._shape.as_json:
-            return [json.dumps({"input": text, "predictions": [asdict(p) for p in found]}, ensure_ascii=False)]
+            return [json.dumps(given.told | {"predictions": [asdict(p) for p in found]}, ensure_ascii=False)]
         if not self._shape.scored:
             return [p.text for p in found]
-        return [f"{text}\t{self._score(p.score)}\t{p.text}" for p in found]
+        return [f"{given.text}\t{self._score(p.score)}\t{p.text}" for p in found]
 
     def _score(self, score: float) -> str:
         return f"{math.exp(score) if self._judges and not self._measures else score:.4f}"

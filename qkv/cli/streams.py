@@ -32,6 +32,12 @@ class Input:
     text: str
     where: str
     example: Any = None
+    in_file: bool = True  # or on the command line
+
+    @property
+    def told(self) -> dict[str, str]:
+        """What JSON says of it: with its place, for lines may be skipped."""
+        return {"input": self.text} | ({"where": self.where} if self.in_file else {})
 
 
 Answer = Callable[[Sequence[Input], int], list[list[str]]]  # inputs and the first one's number to lines of each
@@ -41,7 +47,7 @@ def from_words(texts: Sequence[str]) -> Iterator[Input]:
     """Those of the command line."""
     from qkv.decode.frames import place_of
 
-    return (Input(text, place_of(text)) for text in texts)
+    return (Input(text, place_of(text), in_file=False) for text in texts)
 
 
 def from_stdin(bad: Bad) -> Iterator[Input]:

@@ -8,8 +8,10 @@ only parts a chunk from one of its kind just before it, and B-x E-x in BIOES, wh
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import cache
 
 from qkv.data.examples import Labelled, Span, Tagged
 from qkv.errors import InputError, nearest
@@ -17,7 +19,8 @@ from qkv.errors import InputError, nearest
 SCHEMES = ("BIO", "IOB1", "BIOES")
 OUTSIDE = "O"
 _CHUNK = re.compile(r"[BIES]-.+")
-_WORD = re.compile(r"\w+|[^\w\s]")
+_WORD = re.compile(r"\w+|[^\w\s]")  # of ASCII
+_JOINERS = "\u200c\u200d"  # between letters, of Persian or Hindi say, and between the parts of an emoji
 
 Breach = tuple[int, str]  # a word's number and what is wrong with its tag
 
@@ -86,8 +89,16 @@ def bio_from_bioes(tags: Sequence[str]) -> tuple[str, ...]:
 
 def cut(text: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """The words and punctuation marks of a raw text, and where they start."""
-    found = list(_WORD.finditer(text))
+    found = list((_WORD if text.isascii() else _any_word()).finditer(text))
     return tuple(word.group() for word in found), tuple(word.start() for word in found)
+
+
+@cache
+def _any_word() -> re.Pattern[str]:
+    """The same with what belongs to the letter before it: accents that are written apart, the vowel signs of Hindi."""
+    last = 0xE01F0  # behind it there are none
+    marks = "".join(sign for sign in map(chr, range(0x300, last)) if unicodedata.category(sign)[0] == "M") + _JOINERS
+    return re.compile(rf"\w[\w{marks}]*|[^\w\s][{marks}]*")
 
 
 def tagged(example: Labelled) -> Tagged:

@@ -78,7 +78,8 @@ class Extract:
     stride: int = 128  # tokens from one window to the next; at most half a window
     longest: int = 30  # tokens of an answer
     best: int = 20  # how many stretches a prediction has
-    # how much higher "no answer" has to score than the best stretch; None: 0 where questions without answer are scored
+    # how much higher "no answer" has to score than the best stretch; None: 0 where questions without answer are learned
+    # from or scored, else there always is one
     threshold: float | None = None
     metric: str = "f1"  # or exact; both out of 100
 
@@ -98,6 +99,11 @@ class Extract:
     def labels(self, examples: Sequence[Question]) -> tuple[str, ...]:
         refuse_unlabelled(self, examples, Question)
         return ()
+
+    def found_out(self, examples: Sequence[Question]) -> dict[str, Any]:
+        """Settings that nobody gave and that the training examples tell: some have no answer, so that may be said."""
+        none = any(_is_known(one) and not one.answers for one in examples)
+        return {"threshold": 0.0} if none and self.threshold is None else {}
 
     def ask(
         self,

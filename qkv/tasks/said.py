@@ -78,7 +78,7 @@ def settled(task: Task[Any], said: Sequence[Said], truths: Sequence[Any]) -> lis
 
 def example_of(task: Task[Any], given: str, where: str) -> Any:
     """A line of text as the task takes it: texts that belong together have a tab between them, a picture is a file."""
-    texts = given.split("\t")
+    texts = [given] if task.name in ("tag", "picture") else given.split("\t")
     if not all(text.strip() for text in texts):
         raise InputError(f"{where}: is empty; give some text")
     if task.name == "picture":
@@ -88,8 +88,6 @@ def example_of(task: Task[Any], given: str, where: str) -> Any:
             raise InputError(f"{where}: this model takes one text or two, not {len(texts)}")
         return Labelled(texts[0], where, texts[1] if len(texts) == 2 else None)
     if task.name == "tag":
-        if len(texts) > 1:
-            raise InputError(f"{where}: this model takes one text, not {len(texts)}")
         return Tagged(given, *cut(given), None, where)
     wanted = {"answer": "a question and a text", "choose": "a text and its choices"}[task.name]
     if len(texts) < 2 or (task.name == "answer" and len(texts) > 2):

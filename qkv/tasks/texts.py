@@ -43,7 +43,7 @@ def fitted(frame: Framed, longest: int, too_long: TooLong, where: str) -> tuple[
     cut = len(frame.ids) > longest
     if cut and too_long == "refuse":
         said = f"{len(frame.ids)} tokens, and the model takes at most {longest}"
-        raise InputError(f"{where}: {said}; shorten it, or set task.too_long: truncate")
+        raise InputError(f"{where}: {said}; shorten it, or let it be cut (task.too_long, --too-long: truncate)")
     return shortened(frame, longest), cut
 
 

@@ -25,7 +25,7 @@ from qkv.nn.ragged import sent
 from qkv.nn.stack import recompute
 from qkv.objectives.term import to_device
 from qkv.train.checkpoint import BEST, check_finite, check_kept, load_last, save_last, snapshot
-from qkv.train.claim import RECIPE, claim
+from qkv.train.claim import RECIPE, claim, hold
 from qkv.train.distributed import Ranks, by_first, clip, gathered, join, leave, meeting, spread, total
 from qkv.train.duration import in_steps
 from qkv.train.frame import Framing
@@ -49,7 +49,7 @@ LOG = "log.jsonl"
 
 def fit(recipe: AnyRecipe, folder: str | Path, *, device: str | None = None) -> Iterator[Record]:
     """Trains what a recipe describes in `folder`, from its last checkpoint if it has one; by torchrun with others."""
-    folder = Path(folder)
+    folder, held = Path(folder), None
     ranks = join(device)
     try:
         claim(folder, recipe)
@@ -58,13 +58,16 @@ def fit(recipe: AnyRecipe, folder: str | Path, *, device: str | None = None) -> 
         work = prepare(recipe, folder)
         with _in_memory():
             run = Run(in_steps(recipe, work), folder, work, ranks)
-            by_first(ranks, partial(run.write_down, recipe))
+            held = by_first(ranks, partial(hold, folder))
+            by_first(ranks, partial(run.write_down, work.recipe))
             for record in run.train():
                 if ranks.first:
                     log(folder / LOG, record)
                 yield record
     finally:
         leave(ranks)
+        if ranks.first and held is not None:
+            os.close(held)
 
 
 @contextmanager

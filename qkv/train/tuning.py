@@ -7,7 +7,7 @@ import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -30,6 +30,7 @@ from qkv.nn import Decoder, build
 from qkv.nn.model import altered
 from qkv.objectives.label import judged, language
 from qkv.objectives.term import Term
+from qkv.tasks.answer import Extract
 from qkv.tasks.benchmarks import usual
 from qkv.tasks.picture import Picture, Seen
 from qkv.tasks.task import Asked, Task, check_senses, find, has_segments, predict, put_on, score
@@ -188,6 +189,9 @@ def prepare(recipe: TaskRecipe, folder: Path) -> TaskWork:
         raise InputError(f"no validation examples: {said}")
     train, valid = _some(train, "training"), _some(valid, "validation")
     labels = tuple(task.labels(train))
+    if isinstance(task, Extract):
+        recipe = replace(recipe, task=recipe.task | task.found_out(train))
+        task = task_of(recipe)
     if recipe.tune.class_weights == "balanced":
         task = task_of(recipe, weights=_balanced(task, train, labels))
     torch.manual_seed(recipe.seed)  # what is fresh is drawn

@@ -31,6 +31,11 @@ class Work(Protocol):
     """Pairs, text or a task. A part of a batch is what `prepare` makes: a named tuple with its number of `targets`."""
 
     @property
+    def recipe(self) -> AnyRecipe:
+        """As it is written down: with what the training data decided."""
+        ...
+
+    @property
     def spec(self) -> spec.Model: ...
 
     @property

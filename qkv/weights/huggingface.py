@@ -95,7 +95,7 @@ def in_their_words(model: spec.Model, tensors: Mapping[str, Tensor]) -> tuple[Co
     if model.adapters is not None:
         raise InputError("this model has adapters, which Hugging Face's format lacks; merge them (qkv export --merge)")
     if model.read != "last":
-        said = "and Hugging Face has no form for that; leave the format at 'qkv'"
+        said = "and Hugging Face has no form for that; save it as 'qkv' (qkv import does)"
         raise InputError(f"this model's head reads {model.read} of its layers, {said}")
     family = _with_a_form(model)
     form: Format = family.HUGGING_FACE
@@ -119,7 +119,7 @@ def _text(config: Config) -> str:
 def _with_a_form(model: spec.Model) -> ModuleType:
     family = families.family(model.family)
     if not hasattr(family, "HUGGING_FACE"):
-        raise InputError(f"the family '{model.family}' has no Hugging Face form; leave the format at 'qkv'")
+        raise InputError(f"the family '{model.family}' has no Hugging Face form; save it as 'qkv' (qkv import does)")
     return family
 
 

@@ -217,6 +217,32 @@ def test_bad_lines_are_named_or_counted_and_listed(home: Path, tmp_path: Path) -
         assert place in done.stderr
 
 
+def test_json_says_where_each_input_stands_so_that_skipped_ones_are_known(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_text("a good cat\n\nbad tea\n")
+    done = qkv("predict", home / "stars", "--file", tmp_path / "in.txt", "--skip-bad", "--json")
+    places = [json.loads(line)["where"] for line in done.stdout.splitlines()]
+    assert places == [f"{tmp_path}/in.txt:1", f"{tmp_path}/in.txt:3"]
+    assert "where" not in json.loads(qkv("predict", home / "stars", "bad tea", "--json").stdout)
+
+
+def test_a_run_that_learned_questions_without_answer_says_so_as_it_is_scored(home: Path, tmp_path: Path) -> None:
+    asked = [{"id": str(i), "question": "good", "answers": [{"text": "cat", "answer_start": 2}]} for i in range(12)]
+    asked += [{"id": f"n{i}", "question": "bad", "answers": [], "is_impossible": True} for i in range(12)]
+    data = {"data": [{"title": "", "paragraphs": [{"context": "a cat sat", "qas": asked}]}]}
+    (tmp_path / "qa.json").write_text(json.dumps(data))
+    made = {"data": {"format": "squad", "train": f"{tmp_path}/qa.json", "valid": f"{tmp_path}/qa.json"}}
+    made |= {"name": "qa", "task": {"name": "answer"}, "model": {"from": str(home / "start")}}
+    made |= {"train": {"steps": 60, "batch_tokens": 256, "learning_rate": 0.003, "warmup": 2}}
+    (tmp_path / "qa.yaml").write_text(json.dumps(made))
+    for _ in range(2):  # the second time, it is there: what was found out is no other recipe
+        list(fit(read_recipe(tmp_path / "qa.yaml"), tmp_path / "run", device="cpu"))
+    assert read_recipe(tmp_path / "run" / "recipe.yaml").task["threshold"] == 0.0
+    done = qkv("predict", tmp_path / "run", "bad\ta cat sat", "good\ta cat sat", "--json")
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    assert told[0]["no_answer"] > 0
+    assert [one["answer"] == "" for one in told] == [one["no_answer"] > 0 for one in told]
+
+
 def test_a_file_with_nothing_but_bad_lines_is_refused(home: Path, tmp_path: Path) -> None:
     (tmp_path / "in.txt").write_text("a\tb\tc\nd\te\tf\n")
     done = qkv("predict", home / "stars", "--file", tmp_path / "in.txt", "--skip-bad")
@@ -227,7 +253,7 @@ def test_what_was_cut_is_said_and_refused_on_request(home: Path) -> None:
     long = "good " * 60
     done = qkv("predict", home / "stars", long)
     assert done.stdout.strip() in ("1", "5")
-    assert "1 texts were longer than the model takes" in done.stderr
+    assert "1 text was longer than the model takes" in done.stderr
     must_refuse(qkv("predict", home / "stars", long, "--too-long", "refuse"), "at most 32")
     must_refuse(qkv("predict", home / "stars", "good", "--word", "mean"), "--word", "no such setting")
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qkv.data.examples import Labelled, Span
-from qkv.data.tags import bio_from_bioes, bio_from_iob1, bioes_from_bio, breach, scheme_of, tagged
+from qkv.data.tags import bio_from_bioes, bio_from_iob1, bioes_from_bio, breach, cut, scheme_of, tagged
 from qkv.errors import InputError
 
 Chunks = list[tuple[str, int]]  # kind and length; "" for words outside
@@ -107,3 +107,23 @@ def test_spans_become_tags_of_the_words_that_they_touch() -> None:
 def test_of_spans_that_share_a_word_the_longest_is_kept() -> None:
     example = Labelled("at 8 tonight", "f:1", spans=(Span(5, 12, "date"), Span(3, 12, "time")))
     assert tagged(example).tags == ("O", "B-time", "I-time")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a \u0939\u093f\u0928\u094d\u0926\u0940 word", ("a", "\u0939\u093f\u0928\u094d\u0926\u0940", "word")),  # Hindi
+        ("cafe\u0301, n\u0303o!", ("cafe\u0301", ",", "n\u0303o", "!")),  # accents by themselves
+        ("caf\u00e9-bar", ("caf\u00e9", "-", "bar")),
+        (
+            "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645",
+            ("\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645",),
+        ),  # Persian
+        ("\u2764\ufe0f ok", ("\u2764\ufe0f", "ok")),
+    ],
+    ids=["vowel signs", "accents apart", "accents", "joiner", "emoji"],
+)
+def test_a_raw_text_is_cut_between_words_and_never_inside_a_letter(text: str, words: tuple[str, ...]) -> None:
+    found, starts = cut(text)
+    assert found == words
+    assert all(text[start : start + len(word)] == word for word, start in zip(found, starts, strict=True))

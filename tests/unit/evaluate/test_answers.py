@@ -95,5 +95,5 @@ def test_predictions_and_questions_must_be_as_many() -> None:
 
 
 def test_a_question_without_answers_is_none_of_squad_1() -> None:
-    with pytest.raises(InputError, match="question 2 has no answer.*squad2"):
+    with pytest.raises(InputError, match=r"question 2 has no answer.*squad2"):
         Squad()(["cat", ""], [["cat"], []])

@@ -102,11 +102,14 @@ def test_the_probabilities_of_options_are_in_their_order() -> None:
         assert one.line == example.options[one.told["choice"]]
 
 
+def test_a_tab_in_a_text_that_is_tagged_is_white_space() -> None:
+    assert example_of(find("tag"), "New\tYork", "file:3").words == ("New", "York")
+
+
 @pytest.mark.parametrize(
     ("task", "line", "said"),
     [
         ("classify", "a\tb\tc", "one text or two, not 3"),
-        ("tag", "a\tb", "takes one text, not 2"),
         ("answer", "a question", "a question and a text"),
         ("choose", "a text", "a text and its choices"),
         ("rate", "a\t ", "is empty"),

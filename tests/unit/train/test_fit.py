@@ -71,6 +71,19 @@ def test_a_process_killed_at_any_moment_resumes_to_the_same_bits(tmp_path):
     assert digest(tmp_path / "cut") == digest(tmp_path / "whole")
 
 
+def test_a_folder_in_which_a_run_is_going_on_is_refused_and_free_again_behind_it(tmp_path):
+    recipe = read_recipe(write_task(tmp_path))
+    first = fit(recipe, tmp_path / "run", device="cpu")
+    next(first)
+    log = (tmp_path / "run" / "log.jsonl").read_bytes()
+    with pytest.raises(InputError, match="run: another process is training here"):
+        list(fit(recipe, tmp_path / "run", device="cpu"))
+    assert (tmp_path / "run" / "log.jsonl").read_bytes() == log
+    first.close()
+    list(fit(recipe, tmp_path / "run", device="cpu"))
+    assert (tmp_path / "run" / "model.safetensors").is_file()
+
+
 def test_the_log_of_a_resumed_run_has_each_step_once(tmp_path):
     recipe = write_task(tmp_path)
     stopped = fit(read_recipe(recipe), tmp_path / "run", device="cpu")
