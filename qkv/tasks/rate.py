@@ -26,6 +26,7 @@ class Rate:
     """See `qkv.tasks.task.Task`."""
 
     too_long: texts.TooLong = "truncate"
+    pairs: bool | None = None  # a line is two texts; None: where all training examples are, else it may be
     metric: str = "pearson"  # or spearman
 
     name = "rate"
@@ -39,6 +40,9 @@ class Rate:
     def labels(self, examples: Sequence[Labelled]) -> tuple[str, ...]:
         refuse_unlabelled(self, examples, Labelled)
         return ("score",)
+
+    def found_out(self, examples: Sequence[Labelled]) -> dict[str, Any]:
+        return texts.found_out(self.pairs, examples)
 
     def ask(
         self,

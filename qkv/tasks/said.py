@@ -78,12 +78,15 @@ def settled(task: Task[Any], said: Sequence[Said], truths: Sequence[Any]) -> lis
 
 def example_of(task: Task[Any], given: str, where: str) -> Any:
     """A line of text as the task takes it: texts that belong together have a tab between them, a picture is a file."""
-    texts = [given] if task.name in ("tag", "picture") else given.split("\t")
+    pairs = getattr(task, "pairs", None)
+    texts = [given] if task.name in ("tag", "picture") or pairs is False else given.split("\t")
     if not all(text.strip() for text in texts):
         raise InputError(f"{where}: is empty; give some text")
     if task.name == "picture":
         return Pictured(Path(given), where)
     if task.name in ("classify", "rate", "label"):
+        if pairs and len(texts) == 1:
+            raise InputError(f"{where}: this model takes two texts, with a tab between them")
         if len(texts) > 2:
             raise InputError(f"{where}: this model takes one text or two, not {len(texts)}")
         return Labelled(texts[0], where, texts[1] if len(texts) == 2 else None)

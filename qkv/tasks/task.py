@@ -69,7 +69,10 @@ class Asked:
 
 
 class Task(Protocol, Generic[Example]):
-    """One task with its settings."""
+    """One task with its settings.
+
+    It may have a method `found_out(examples)` besides: settings that nobody gave and that the training examples tell.
+    """
 
     name: str
     kind: spec.HeadKind  # of the head that it takes

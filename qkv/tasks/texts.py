@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from qkv.data.examples import Labelled, refuse_outside
 from qkv.decode.frames import Text, shortened
@@ -34,6 +34,11 @@ def asked(
             frame, cut = fitted(frame, longest, too_long, one.where)
             found.append(Asked.of(number, [frame], right[number], cut=cut))
     return found
+
+
+def found_out(pairs: bool | None, examples: Sequence[Labelled]) -> dict[str, Any]:
+    """Settings that nobody gave and that the training examples tell: each is two texts."""
+    return {"pairs": True} if pairs is None and all(one.second is not None for one in examples) else {}
 
 
 def fitted(frame: Framed, longest: int, too_long: TooLong, where: str) -> tuple[Framed, bool]:

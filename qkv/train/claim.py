@@ -61,7 +61,10 @@ def hold(folder: Path) -> int | None:
 # may change without changing the numbers, or by no more than rounding: what to try when memory runs out is among them
 _FREE = ("name", "test.", "data.test", "train.workers", "train.log_every", "train.save_every", "train.accumulate")
 _FREE += ("train.recompute", "train.compile", "train.graph", "valid.samples")
-_FOUND_OUT = ("task.threshold",)  # where a recipe says nothing, what the training examples say is written down
+_FOUND_OUT = (
+    "task.threshold",
+    "task.pairs",
+)  # where a recipe says nothing, what the training examples say is written down
 
 
 def _flat(values: dict[str, Any], above: str = "") -> dict[str, Any]:

@@ -30,7 +30,6 @@ from qkv.nn import Decoder, build
 from qkv.nn.model import altered
 from qkv.objectives.label import judged, language
 from qkv.objectives.term import Term
-from qkv.tasks.answer import Extract
 from qkv.tasks.benchmarks import usual
 from qkv.tasks.picture import Picture, Seen
 from qkv.tasks.task import Asked, Task, check_senses, find, has_segments, predict, put_on, score
@@ -189,7 +188,7 @@ def prepare(recipe: TaskRecipe, folder: Path) -> TaskWork:
         raise InputError(f"no validation examples: {said}")
     train, valid = _some(train, "training"), _some(valid, "validation")
     labels = tuple(task.labels(train))
-    if isinstance(task, Extract):
+    if hasattr(task, "found_out"):
         recipe = replace(recipe, task=recipe.task | task.found_out(train))
         task = task_of(recipe)
     if recipe.tune.class_weights == "balanced":

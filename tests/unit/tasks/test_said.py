@@ -106,6 +106,14 @@ def test_a_tab_in_a_text_that_is_tagged_is_white_space() -> None:
     assert example_of(find("tag"), "New\tYork", "file:3").words == ("New", "York")
 
 
+def test_a_task_that_learned_pairs_takes_two_texts_and_one_that_did_not_takes_one() -> None:
+    one, two = (find("classify", pairs=pairs) for pairs in (False, True))
+    assert (example_of(one, "a\tb", "file:3").text, example_of(one, "a\tb", "file:3").second) == ("a\tb", None)
+    assert example_of(two, "a\tb", "file:3").second == "b"
+    with pytest.raises(InputError, match="file:3: this model takes two texts"):
+        example_of(two, "a", "file:3")
+
+
 @pytest.mark.parametrize(
     ("task", "line", "said"),
     [

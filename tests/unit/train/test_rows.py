@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
+from reviews import recipe_text, write_model, write_reviews
 from torch import Tensor, nn
 
 from qkv.families import bert, gpt2
 from qkv.nn import build
-from qkv.train import rows
+from qkv.train import fit, read_recipe, rows
 from qkv.train.distributed import clip
 from qkv.train.optimiser import restore, state_tensors
 from qkv.train.rows import RowAdamW, Table, large_tables
+from qkv.weights import load
+from qkv.weights.file import load_tensors
 
 ROWS, WIDTH = 60, 8
 SETTINGS = {"lr": 0.01, "betas": (0.9, 0.98), "eps": 1e-8, "fused": True}
@@ -135,3 +139,32 @@ def test_only_large_embeddings_that_are_looked_up_alone_are_trained_by_rows(monk
     assert not found(gpt2, "lm", target=40)
     frozen = build(bert.spec(bert.Shape(**small), head="sequence", source=40)).requires_grad_(False)
     assert not large_tables(frozen)
+
+
+def test_embeddings_trained_by_rows_end_as_whole_ones_do_and_resume_to_the_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_reviews(tmp_path / "mine.csv")
+    write_model("bert", tmp_path / "bert")
+    (tmp_path / "recipe.yaml").write_text(recipe_text(tmp_path / "bert", tmp_path / "mine.csv"))
+    changes = ["train.save_every=2", "train.weight_decay=0.1", "train.learning_rate=0.01"]
+    recipe = read_recipe(tmp_path / "recipe.yaml", changes)
+    list(fit(recipe, tmp_path / "usual", device="cpu"))
+    monkeypatch.setattr(rows, "_FEWEST", 1)
+    monkeypatch.setattr(rows, "_MOST_AWAKE", 1.0)
+    taken = []
+    monkeypatch.setattr(rows.Table, "wake", lambda self, of, wake=rows.Table.wake: (taken.append(self), wake(self, of)))
+    list(fit(recipe, tmp_path / "whole", device="cpu"))
+    assert taken
+    asleep = ~taken[-1].awake
+    usual, found = (load_tensors(tmp_path / run / "model.safetensors")[0] for run in ("usual", "whole"))
+    assert asleep.any()
+    assert (usual["source.tokens.weight"][asleep] != load(tmp_path / "bert").model.source.tokens.weight[asleep]).any()
+    torch.testing.assert_close(found, usual, atol=1e-5, rtol=1e-4)
+    stopped = fit(recipe, tmp_path / "cut", device="cpu")
+    for _ in range(3):
+        next(stopped)
+    stopped.close()
+    list(fit(recipe, tmp_path / "cut", device="cpu"))
+    ends = [(tmp_path / run / "model.safetensors").read_bytes() for run in ("cut", "whole")]
+    assert ends[0] == ends[1]

@@ -13,7 +13,7 @@ from reviews import recipe_text, shape_of, write_model, write_reviews
 from qkv import families, spec
 from qkv.errors import InputError
 from qkv.tasks.task import predict
-from qkv.train import fit, read_recipe, rows
+from qkv.train import fit, read_recipe
 from qkv.train.task_data import read_part
 from qkv.train.tuning import prepare
 from qkv.weights import load, save
@@ -94,28 +94,6 @@ def test_every_way_resumes_to_the_bit(way, home, tmp_path):
     stopped.close()
     assert not (tmp_path / "cut" / "model.safetensors").exists()
     torch.manual_seed(99)  # the next process starts with another random state
-    run_all(recipe, tmp_path / "cut")
-    assert weights(tmp_path / "cut") == weights(tmp_path / "whole")
-
-
-def test_embeddings_trained_by_rows_end_as_whole_ones_do_and_resume_to_the_bit(home, tmp_path, monkeypatch):
-    recipe = recipe_of(home, "bert", "train.save_every=2", "train.weight_decay=0.1", "train.learning_rate=0.01")
-    run_all(recipe, tmp_path / "usual")
-    monkeypatch.setattr(rows, "_FEWEST", 1)
-    monkeypatch.setattr(rows, "_MOST_AWAKE", 1.0)
-    taken = []
-    monkeypatch.setattr(rows.Table, "wake", lambda self, of, wake=rows.Table.wake: (taken.append(self), wake(self, of)))
-    run_all(recipe, tmp_path / "whole")
-    assert taken
-    asleep = ~taken[-1].awake
-    usual, found = (load_tensors(tmp_path / run / "model.safetensors")[0] for run in ("usual", "whole"))
-    assert asleep.any()
-    assert (usual["source.tokens.weight"][asleep] != load(home / "bert").model.source.tokens.weight[asleep]).any()
-    torch.testing.assert_close(found, usual, atol=1e-5, rtol=1e-4)
-    stopped = fit(recipe, tmp_path / "cut", device="cpu")
-    for _ in range(3):
-        next(stopped)
-    stopped.close()
     run_all(recipe, tmp_path / "cut")
     assert weights(tmp_path / "cut") == weights(tmp_path / "whole")
 
