@@ -69,7 +69,10 @@ def _counted(choices: Choices, labels: tuple[Label, ...]) -> tuple[Label, ...]:
             raise InputError(f"label '{label}' occurs nowhere; {nearest(str(label), map(str, labels))}")
     if choices.positive is not None:
         return (choices.positive,)
-    return tuple(label for label in labels if label not in choices.ignore)
+    left = tuple(label for label in labels if label not in choices.ignore)
+    if not left:
+        raise InputError("--ignore: names every label there is, so that none is left to score; leave out one")
+    return left
 
 
 def _entity_f1(choices: Choices, sides: Examples) -> AnyMetric:

@@ -44,7 +44,7 @@ def _question(asked: Mapping[str, Any], context: str, path: Path) -> Question:
     id = named(asked, "id", str(path))
     if not id:
         raise InputError(f"{path}: a question without an id, {asked.get('question')!r}; give it one")
-    where = f"{path}: {id}"
+    where = f"{path}: question {id}"
     question = text_field(asked, "question", where)
     if "answers" not in asked:
         return Question(id, question, context, (), where, None)

@@ -31,7 +31,7 @@ WHO = question("q1", ("Ada", 0), ("Ada", 29))
 def test_version_1_has_answers_with_their_offsets(tmp_path: Path) -> None:
     path = written(tmp_path / "train-v1.1.json.gz", gzip.compress(squad(WHO, version="1.1").encode()))
     right = (Answer("Ada", 0), Answer("Ada", 29))
-    expected = Question("q1", "Who?", CONTEXT, right, f"{path}: q1", answerable=True, title="Ada")
+    expected = Question("q1", "Who?", CONTEXT, right, f"{path}: question q1", answerable=True, title="Ada")
     assert read("squad", path) == [expected]
     assert read("squad", tmp_path, part="train") == [expected]
 
@@ -67,7 +67,7 @@ def test_a_bad_question_is_named_by_its_id_and_can_be_skipped(
     tmp_path: Path, asked: dict[str, Any], complaint: str
 ) -> None:
     path = written(tmp_path / "a.json", squad(WHO, asked, question("q3", ("1843", 45))))
-    said = refused(f"{path}: bad", complaint, "squad", path)
+    said = refused(f"{path}: question bad", complaint, "squad", path)
     examples = read("squad", path, skip_bad=True)
     assert [one.id for one in examples] == ["q1", "q3"]
     assert examples.skipped == [said]
