@@ -362,4 +362,4 @@ def test_an_answer_outside_its_text_is_named_by_its_question(home: Path, tmp_pat
     data.write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
     refused(train(home, data, "questions"), f"{data}: question q0: the answer 50–53 lies outside its text")
     done = train(home, data, "questions", "--skip-bad", "--valid", data)
-    assert f"1 bad example was skipped:\n  {data}: q0: " in done.stdout
+    assert f"1 bad example was skipped:\n  {data}: question q0: " in done.stdout
