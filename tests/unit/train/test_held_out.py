@@ -56,7 +56,7 @@ def test_a_fold_keeps_together_what_goes_together(tmp_path: Path) -> None:
 
 def test_what_goes_together_has_to_be_there(tmp_path: Path) -> None:
     data = TaskData(format="squad", train=articles(tmp_path), hold_out={"valid": 0.3}, together="author")
-    with pytest.raises(InputError, match=r"data.together: .*squad.json: 0.0.a has no 'author'; name what all"):
+    with pytest.raises(InputError, match=r"data.together: .*squad.json: question 0.0.a has no 'author'; name what all"):
         read_part(data, "train")
 
 
