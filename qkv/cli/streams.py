@@ -86,11 +86,11 @@ def from_file(path: Path, bad: Bad) -> Iterator[Input]:
 
 def from_format(format: str, path: Path, columns: dict[str, Any], bad: Bad) -> Iterator[Input]:
     """The examples of a file in one of the formats of tasks; what is right in them is not asked for."""
-    from qkv.data.tasks.formats import has_parts, named, settings_of, stream
+    from qkv.data.tasks.formats import named, settings_of, stream
     from qkv.evaluate.report import without_truth
     from qkv.tasks.said import shown
 
-    if path.is_dir() and named(format).parts_inside and has_parts(format, path):
+    if named(format).in_folders(path):
         raise InputError(f"{path}: has folders of several parts; name one of them, such as {path / 'test'}")
     unasked: dict[str, str | None] = {name: None for name in _TRUTHS if name in settings_of(format)}
     if "scheme" in settings_of(format):

@@ -25,7 +25,7 @@ def claim(folder: Path, recipe: AnyRecipe) -> None:
         return
     earlier, now = _flat(asdict(read_recipe(path))), _flat(asdict(recipe))
     for key in sorted(earlier.keys() | now.keys()):
-        found_out = key in _FOUND_OUT and now.get(key) is None
+        found_out = now.get(key) is None and key in _FOUND_OUT and earlier[key] == _FOUND_OUT[key]
         if earlier.get(key) != now.get(key) and not key.startswith(_FREE) and not found_out:
             was = f"{key} was {earlier.get(key)}, is {now.get(key)}"
             raise InputError(f"{folder}: holds a run of another recipe ({was}); choose another --output, or remove it")
@@ -61,10 +61,8 @@ def hold(folder: Path) -> int | None:
 # may change without changing the numbers, or by no more than rounding: what to try when memory runs out is among them
 _FREE = ("name", "test.", "data.test", "train.workers", "train.log_every", "train.save_every", "train.accumulate")
 _FREE += ("train.recompute", "train.compile", "train.graph", "valid.samples")
-_FOUND_OUT = (
-    "task.threshold",
-    "task.pairs",
-)  # where a recipe says nothing, what the training examples say is written down
+# what is written down where a recipe says nothing and the training examples do (`found_out` of tasks)
+_FOUND_OUT = {"task.threshold": 0.0, "task.pairs": True}
 
 
 def _flat(values: dict[str, Any], above: str = "") -> dict[str, Any]:

@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 from qkv.data.examples import Tagged
@@ -88,8 +88,10 @@ def _in_scheme(tags: tuple[str, ...], scheme: str, places: Sequence[str]) -> tup
 
 
 def _sentences(path: Path, bad: Bad, tag: str | None) -> Iterator[_Sentence]:
-    count = _columns(path)
-    for block in blocks(path):
+    every = blocks(path)
+    first = list(islice(every, _LOOKED_AT))  # not read twice: what is named may be a pipe
+    count = _columns(first)
+    for block in chain(first, every):
         kept = [(where, raw) for where, raw in block if not raw.startswith(_DOCUMENT)]
         if not kept:
             continue
@@ -104,9 +106,9 @@ def _sentences(path: Path, bad: Bad, tag: str | None) -> Iterator[_Sentence]:
             yield _Sentence(tuple(found[0] for _, found in fields), tags, tuple(where for where, _ in fields))
 
 
-def _columns(path: Path) -> int:
-    """How many most of the first lines have: one that is bad must not speak for all."""
-    some = (raw for block in islice(blocks(path), _LOOKED_AT) for _, raw in block if not raw.startswith(_DOCUMENT))
+def _columns(first: list[list[tuple[str, bytes]]]) -> int:
+    """How many most of a file's first lines have: one that is bad must not speak for all."""
+    some = (raw for block in first for _, raw in block if not raw.startswith(_DOCUMENT))
     counts = Counter(len(_fields(raw.decode("utf-8", "replace"))) for raw in some)
     return counts.most_common(1)[0][0] if counts else 0
 

@@ -33,6 +33,10 @@ class Format:
     parts_inside: bool = False  # one file or folder holds all parts, and its reader is told which
     has_parts: Callable[[Path], bool] = Path.is_dir  # whether what is named may be asked for one of several parts
 
+    def in_folders(self, path: Path) -> bool:
+        """Whether a folder holds a folder for each part, any of which can be named itself."""
+        return self.parts_inside and not self.names.files and self.has_parts(path)
+
 
 def _table(example: type, reader: Callable[..., Iterator[Any]], says: str) -> Format:
     return Format(example, reader, says, Names(endings=_TABLES))

@@ -144,7 +144,8 @@ def _broken(problem: csv.Error, taken: int) -> str:
     """What is wrong with a record of CSV that took so many lines."""
     if "new-line" in str(problem):
         return "not CSV (a carriage return alone ends a line); save the file with a newline behind each"
-    more = f", it took all {taken:,} lines to the end of the file" if taken > 1 else ""
+    ended = "unexpected end" in str(problem) and taken > 1
+    more = f", it took all {taken:,} lines to the end of the file" if ended else ""
     return f"not CSV ({problem}{more}); check the record's quotation marks"
 
 

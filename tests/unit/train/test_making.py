@@ -17,7 +17,7 @@ from qkv.data.examples import Labelled
 from qkv.errors import InputError
 from qkv.train import read_recipe
 from qkv.train.making import batch_tokens, made
-from qkv.weights import load
+from qkv.weights import load, save
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +43,20 @@ def test_a_person_s_own_file_is_learned_with_no_recipe(home):
     assert load(home / "run").model.spec.head.labels == ("1", "5")
     (home / "again.yaml").write_text(done.stdout.split("\n\n")[0])
     assert read_recipe(home / "again.yaml") == read_recipe(home / "run" / "recipe.yaml")
+
+
+def test_only_what_a_run_found_out_itself_may_be_missing_in_its_recipe(home):
+    assert command(home, "train.steps=1", "task.pairs=false", "-o", "said").returncode == 0
+    done = command(home, "train.steps=1", "-o", "said")
+    assert done.returncode == 2
+    assert "holds a run of another recipe (task.pairs was False, is None)" in done.stderr
+
+
+@pytest.mark.parametrize(("family", "longest"), [("bert", 32), ("t5", None)])
+def test_an_exported_tokeniser_knows_how_many_tokens_the_model_takes(family, longest, home, tmp_path):
+    write_model(family, tmp_path / "ours")
+    save(load(tmp_path / "ours"), tmp_path / "theirs", "huggingface")
+    assert json.loads((tmp_path / "theirs" / "tokenizer_config.json").read_text()).get("model_max_length") == longest
 
 
 def test_what_is_shown_can_be_changed_and_run_again(home):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -98,6 +100,14 @@ def test_a_bad_first_sentence_does_not_speak_for_the_columns_of_all(tmp_path: Pa
     refused(f"{path}:1", "3 columns where the file has 2", "conll", path)
     examples = read("conll", path, skip_bad=True)
     assert (len(examples), len(examples.skipped)) == (3, 1)
+
+
+def test_a_pipe_is_read_once(tmp_path: Path) -> None:
+    os.mkfifo(pipe := tmp_path / "a.conll")
+    writer = threading.Thread(target=pipe.write_text, args=("New B-x\nYork I-x\n\nis O\n",))
+    writer.start()
+    assert [one.words for one in read("conll", pipe)] == [("New", "York"), ("is",)]
+    writer.join()
 
 
 def test_bioes_is_checked_as_such_and_kept(tmp_path: Path) -> None:

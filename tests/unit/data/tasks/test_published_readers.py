@@ -11,6 +11,7 @@ from task_files import refused, tabs, written
 
 from qkv.data.examples import Labelled
 from qkv.data.tasks import read
+from qkv.data.tasks.formats import named
 
 CLINC = {"oos_val": [["a show", "oos"]], "val": [["hi", "greeting"]], "train": [["hello", "greeting"], ["pay", "bill"]]}
 CLINC |= {"oos_train": [["x", "oos"]]}
@@ -25,6 +26,7 @@ def test_clinc_has_all_parts_in_one_file(tmp_path: Path) -> None:
     assert [one.where for one in read("clinc", path, part="dev")] == [f"{path}: val 1"]
     assert [one.label for one in read("clinc", tmp_path, part="train+oos_train")] == ["greeting", "bill", "oos"]
     refused(str(path), "no part 'oos_test' in it; did you mean", "clinc", path, part="oos_test")
+    assert not named("clinc").in_folders(tmp_path)
 
 
 def test_a_bad_record_of_clinc_is_named_by_its_number(tmp_path: Path) -> None:

@@ -176,6 +176,11 @@ def test_a_quotation_mark_that_nobody_closes_is_named_where_it_opens(tmp_path: P
     refused(f"{path}:3", "not CSV .*it took all 2 lines to the end of the file.*quotation marks", "csv", path)
 
 
+def test_a_record_that_breaks_in_its_middle_is_not_said_to_take_all_lines(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.csv", 'text,label\n"a\nb"c,x\nd,y\n')
+    assert "to the end" not in refused(f"{path}:2", "not CSV .*quotation marks", "csv", path)
+
+
 def test_old_line_ends_are_named(tmp_path: Path) -> None:
     path = written(tmp_path / "a.csv", "text,label\ra,x\rb,y\r")
     refused(f"{path}:1", "carriage return alone", "csv", path)
