@@ -274,6 +274,13 @@ _PARTS += (Recurrent, RecurrentDecoder, Relative, Stack)
 _TYPES: dict[str, type] = {part.__name__: part for part in _PARTS}
 
 
+def entrance(model: Model) -> Embed | Patches:
+    """What makes vectors of a model's input: of a model without an encoder, of what it has written."""
+    found = model.source if model.source is not None else model.target
+    assert found is not None  # every shell has one
+    return found
+
+
 def dropping(part: Any, share: float | None, of_attention: float | None) -> Any:
     """The same with other dropout, of what layers give and of attention's weights; None leaves it as it is.
 

@@ -12,6 +12,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cache
+from itertools import chain
 
 from qkv.data.examples import Labelled, Span, Tagged
 from qkv.errors import InputError, nearest
@@ -96,8 +97,8 @@ def cut(text: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
 @cache
 def _any_word() -> re.Pattern[str]:
     """The same with what belongs to the letter before it: accents that are written apart, the vowel signs of Hindi."""
-    last = 0xE01F0  # behind it there are none
-    marks = "".join(sign for sign in map(chr, range(0x300, last)) if unicodedata.category(sign)[0] == "M") + _JOINERS
+    signs = map(chr, chain(range(0x300, 0x20000), range(0xE0000, 0xE0200)))  # between the two are Chinese signs alone
+    marks = "".join(sign for sign in signs if unicodedata.category(sign)[0] == "M") + _JOINERS
     return re.compile(rf"\w[\w{marks}]*|[^\w\s][{marks}]*")
 
 

@@ -81,9 +81,7 @@ def encoded(loaded: Loaded, batch: Packed) -> Encoded:
 
 def input_length(s: spec.Model) -> int:
     """How many tokens a model reads at most."""
-    embed = s.source if s.source is not None else s.target
-    assert embed is not None  # every shell has one
-    return embed.length
+    return spec.entrance(s).length
 
 
 def shortened(frame: Framed, longest: int) -> Framed:

@@ -106,7 +106,7 @@ class _Side:
     def __init__(self, layout: Layout, order: list[int], rows: list[int], wide: list[int], cuts: list[int]):
         self.longest = [max(wide[begin:end]) for begin, end in pairwise(cuts)]  # a group each
         self.counts = [end - begin for begin, end in pairwise(cuts)]  # rows of each group
-        self.lengths, self.positions = layout.host
+        self.lengths, _, self.positions = layout.host
         sequences, begins = torch.tensor(order), torch.tensor(rows)
         sizes = self.lengths[sequences]  # [B] in the order of the groups
         before = sizes.cumsum(0) - sizes

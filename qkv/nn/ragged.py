@@ -50,16 +50,14 @@ class Layout:
         self.longest = max(self.sizes)
         self.even = min(self.sizes) == self.longest  # all equally long
         lengths = torch.tensor(self.sizes, dtype=torch.long)
-        starts = lengths.cumsum(0) - lengths
-        places = torch.arange(self.total) - starts.repeat_interleave(lengths)
-        self.host = lengths, places  # kept where they were made: asking the device for them would wait for it
+        offsets = F.pad(lengths.cumsum(0), (1, 0))
+        places = torch.arange(self.total) - offsets[:-1].repeat_interleave(lengths)
+        self.host = lengths, offsets, places  # kept where they were made: asking the device would wait for it
         self._lie_on(torch.device(device))
 
     def _lie_on(self, device: torch.device) -> None:
-        lengths, places = self.host
-        offsets = F.pad(lengths.cumsum(0), (1, 0))
-        there = sent(torch.cat([lengths, offsets, places]), device)  # one copy for all three
-        own = [len(lengths), len(offsets), len(places)]
+        there = sent(torch.cat(self.host), device)  # one copy for all three
+        own = [len(part) for part in self.host]
         self.lengths, offsets, self.positions = torch.split(there, own)  # [B], [B + 1], [T] place in its own sequence
         self.offsets = offsets.to(torch.int32)
         self.plans: dict[Any, Any] = {}  # what kernels worked out about this layout, once for all layers

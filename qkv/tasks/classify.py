@@ -92,18 +92,13 @@ def numbers_of(asked: Sequence[Asked]) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Classify(OneOf):
+class Classify(OneOf, texts.OfTexts):
     """See `qkv.tasks.task.Task`."""
 
-    too_long: texts.TooLong = "truncate"
-    pairs: bool | None = None  # a line is two texts; None: where all training examples are, else it may be
     mark: bool = False  # the spans that the label is about get a sign on both sides, as WiC and WSC need it
 
     name = "classify"
     example = Labelled
-
-    def found_out(self, examples: Sequence[Labelled]) -> dict[str, Any]:
-        return texts.found_out(self.pairs, examples)
 
     def ask(
         self, examples: Sequence[Labelled], tokeniser: Tokeniser, labels: Sequence[str], longest: int

@@ -26,11 +26,9 @@ from qkv.text.tokeniser import Tokeniser
 
 
 @dataclass(frozen=True, kw_only=True)
-class Several:
+class Several(texts.OfTexts):
     """See `qkv.tasks.task.Task`."""
 
-    too_long: texts.TooLong = "truncate"
-    pairs: bool | None = None  # a line is two texts; None: where all training examples are, else it may be
     metric: str = "f1_micro"  # or f1_macro, or accuracy: the share of texts with exactly the right labels
     threshold: float = 0.5  # the probability from which on a label counts
 
@@ -56,9 +54,6 @@ class Several:
             said = f"'{joined[0].label}' would be one label; say what stands between two, as in --column separator=,"
             raise InputError(f"{joined[0].where}: {said}")
         return tuple(found)
-
-    def found_out(self, examples: Sequence[Labelled]) -> dict[str, Any]:
-        return texts.found_out(self.pairs, examples)
 
     def ask(
         self, examples: Sequence[Labelled], tokeniser: Tokeniser, labels: Sequence[str], longest: int

@@ -22,11 +22,9 @@ from qkv.text.tokeniser import Tokeniser
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rate:
+class Rate(texts.OfTexts):
     """See `qkv.tasks.task.Task`."""
 
-    too_long: texts.TooLong = "truncate"
-    pairs: bool | None = None  # a line is two texts; None: where all training examples are, else it may be
     metric: str = "pearson"  # or spearman
 
     name = "rate"
@@ -40,9 +38,6 @@ class Rate:
     def labels(self, examples: Sequence[Labelled]) -> tuple[str, ...]:
         refuse_unlabelled(self, examples, Labelled)
         return ("score",)
-
-    def found_out(self, examples: Sequence[Labelled]) -> dict[str, Any]:
-        return texts.found_out(self.pairs, examples)
 
     def ask(
         self,

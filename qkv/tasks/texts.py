@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from qkv.data.examples import Labelled, refuse_outside
@@ -15,6 +16,18 @@ from qkv.text.tokeniser import Tokeniser
 TooLong = Literal["truncate", "refuse"]
 _TOGETHER = 1024  # texts framed at a time: what is known of their tokens takes far more room than what is kept
 _MARKS = "*#"  # around the first span of a text and the second, as T5 marks them (Raffel et al. 2020, appendix A)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfTexts:
+    """What tasks have in common whose example is a text or two."""
+
+    too_long: TooLong = "truncate"
+    pairs: bool | None = None  # a line is two texts; None: where all training examples are, else it may be
+
+    def found_out(self, examples: Sequence[Labelled]) -> dict[str, Any]:
+        """Settings that nobody gave and that the training examples tell: each is two texts."""
+        return {"pairs": True} if self.pairs is None and all(one.second is not None for one in examples) else {}
 
 
 def asked(
@@ -34,11 +47,6 @@ def asked(
             frame, cut = fitted(frame, longest, too_long, one.where)
             found.append(Asked.of(number, [frame], right[number], cut=cut))
     return found
-
-
-def found_out(pairs: bool | None, examples: Sequence[Labelled]) -> dict[str, Any]:
-    """Settings that nobody gave and that the training examples tell: each is two texts."""
-    return {"pairs": True} if pairs is None and all(one.second is not None for one in examples) else {}
 
 
 def fitted(frame: Framed, longest: int, too_long: TooLong, where: str) -> tuple[Framed, bool]:

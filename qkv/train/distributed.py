@@ -226,7 +226,7 @@ def _in_memory(parameter: Tensor) -> Tensor:
     if gradient.layout != torch.sparse_coo:
         return gradient
     parameter.grad = gradient.coalesce()
-    return parameter.grad._values()  # not a copy, as `values` of a leaf may be
+    return parameter.grad.values()  # no copy
 
 
 def _clip_on_host(gradients: list[Tensor], limit: float) -> Tensor:

@@ -103,10 +103,9 @@ def save(loaded: Loaded, folder: str | Path, format: Layout = "qkv") -> None:
     if format == "huggingface":
         write_checkpoint(folder, model.spec, state(model))
         if loaded.source is not None and loaded.target is not None:
-            embed = model.spec.source or model.spec.target
+            embed = spec.entrance(model.spec)
             counted = isinstance(embed, spec.Embed) and embed.position != "none"
-            longest = embed.length if counted else None  # type: ignore[union-attr]
-            write_tokenisers(folder, loaded.source, loaded.target, longest)
+            write_tokenisers(folder, loaded.source, loaded.target, embed.length if counted else None)
         return
     write_text(folder / SPEC, spec.to_json(model.spec))
     if loaded.source is not None:
