@@ -53,7 +53,7 @@ def test_only_what_a_run_found_out_itself_may_be_missing_in_its_recipe(home):
 
 
 @pytest.mark.parametrize(("family", "longest"), [("bert", 32), ("t5", None)])
-def test_an_exported_tokeniser_knows_how_many_tokens_the_model_takes(family, longest, home, tmp_path):
+def test_an_exported_tokeniser_knows_how_many_tokens_the_model_takes(family, longest, tmp_path):
     write_model(family, tmp_path / "ours")
     save(load(tmp_path / "ours"), tmp_path / "theirs", "huggingface")
     assert json.loads((tmp_path / "theirs" / "tokenizer_config.json").read_text()).get("model_max_length") == longest
