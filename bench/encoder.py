@@ -138,10 +138,10 @@ class Shop:
 
     @cached_property
     def ours(self) -> nn.Module:
-        from qkv import weights
+        from qkv import checkpoints
 
-        loaded = weights.load(self.folder, self.options.device, head="body")
-        assert not loaded.fresh
+        loaded = checkpoints.load(self.folder, self.options.device, head="body")
+        assert not loaded.missing_keys
         return loaded.model
 
     @contextlib.contextmanager
@@ -183,7 +183,7 @@ def our_row(shop: Shop, batch: Batch, compiled: bool = False) -> Entrant:
 
     def call() -> Tensor:
         with shop.computing():
-            hidden: Tensor = run(Ragged.of(batch.words, batch.lengths))
+            hidden: Tensor = run(Ragged.from_lengths(batch.words, batch.lengths))
             return hidden
 
     return Entrant(call, lambda hidden: hidden)

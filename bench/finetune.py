@@ -66,7 +66,7 @@ _NEAR = 2e-4
 
 
 def recipe(shop: Shop, seed: int, compiled: bool, graph: bool) -> Any:
-    from qkv.train.recipe import from_plain
+    from qkv.recipe.parse import parse_recipe
 
     options = shop.options
     files = {part: shop.folder / f"{part}.jsonl" for part in ("train", "test")}
@@ -86,22 +86,22 @@ def recipe(shop: Shop, seed: int, compiled: bool, graph: bool) -> Any:
         "valid": {"every": 10**9},  # the last step alone is scored
         "seed": seed,
     }
-    return from_plain(plain, "bench")
+    return parse_recipe(plain, "bench")
 
 
 def budget(shop: Shop) -> int:
     """The fewest tokens a batch that make no more batches of an epoch than the Trainer has."""
-    from qkv.data.batches import plan_epoch
+    from qkv.data.batching import plan_epoch
 
     sizes = np.array(shop.lengths)
     found = max(-(-int(sizes.sum()) // shop.steps), int(sizes.max()))
-    while len(plan_epoch(sizes, np.zeros_like(sizes), budget=found, seed=1, epoch=0, pool=1)) > shop.steps:
+    while len(plan_epoch(sizes, np.zeros_like(sizes), max_tokens=found, seed=1, epoch=0, bucket_pool=1)) > shop.steps:
         found += max(1, found // 200)
     return found
 
 
 def our_row(shop: Shop, seed: int, compiled: bool = False, graph: bool = True) -> tuple[float, float]:
-    from qkv.train.fit import fit
+    from qkv.train.trainer import fit
 
     rates, accuracy = [], 0.0
     with tempfile.TemporaryDirectory(dir=shop.folder) as folder:
@@ -115,15 +115,15 @@ def our_row(shop: Shop, seed: int, compiled: bool = False, graph: bool = True) -
 
 def check(shop: Shop) -> None:
     """All start from the same weights and read the same ids, or the race says nothing."""
-    from qkv import weights
+    from qkv import checkpoints
     from qkv.nn import Ragged
 
-    ours = weights.load(shop.start(1), head="sequence", labels=shop.labels)
+    ours = checkpoints.load(shop.start(1), head="sequence", labels=shop.labels)
     theirs = quiet_transformers().BertForSequenceClassification.from_pretrained(shop.start(1))
     some = shop.encoded(shop.test[:_SHOWN])
-    assert ours.source is not None
-    ids = [list(frame.ids) for frame in ours.source.frame_batch([text for text, _ in shop.test[:_SHOWN]])]
-    if ours.fresh or ids != [one["input_ids"] for one in some]:
+    assert ours.source_tokenizer is not None
+    ids = [list(frame.ids) for frame in ours.source_tokenizer.encode_plus_batch([text for text, _ in shop.test[:_SHOWN]])]
+    if ours.missing_keys or ids != [one["input_ids"] for one in some]:
         sys.exit("not timed: ours begins with other weights or reads other ids than transformers")
     with torch.inference_mode():
         logits = ours.model(Ragged.pack([torch.tensor(row) for row in ids]))

@@ -59,7 +59,7 @@ SETS: dict[str, Callable[[Path, str], Pairs]] = {"banking77": banking77, "goemot
 def examples(options: argparse.Namespace) -> tuple[Pairs, Pairs]:
     """Training and test sentences, as many as were asked for."""
     if options.data:
-        from qkv.data.tasks import table
+        from qkv.data.formats import table
 
         files = (table.read(path, text=options.text, label=options.label) for path in (options.data, options.test))
         train, test = ([(one.text, str(one.label)) for one in file] for file in files)
@@ -125,9 +125,9 @@ class Shop:
             return Path(name)
         if folder.exists():  # made by the process that started this one
             return folder
-        from qkv import weights
+        from qkv import checkpoints
 
-        weights.save(weights.load(ROOT / "models" / "bert-small"), folder, "huggingface")
+        checkpoints.save(checkpoints.load(ROOT / "models" / "bert-small"), folder, "huggingface")
         if name == "base":
             transformers, words = quiet_transformers(), json.loads((folder / "config.json").read_text())["vocab_size"]
             torch.manual_seed(0)

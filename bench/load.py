@@ -58,7 +58,7 @@ QUIET = "transformers.logging.set_verbosity_error(); transformers.utils.logging.
 THEIRS = (
     f"import transformers; from transformers import AutoModel, AutoTokenizer, BertModel, BertTokenizerFast; {QUIET}"
 )
-OURS = "from qkv import weights; import qkv.families.bert, qkv.text.huggingface"
+OURS = "from qkv import weights; import qkv.families.bert, qkv.tokenization.hf"
 MODEL = "model = AutoModel.from_pretrained(sys.argv[1])"
 # what is imported before the clock starts, and what is then timed; argument 1 is the folder
 LOADS = {

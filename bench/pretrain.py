@@ -118,9 +118,9 @@ class Pretrainer(Contestant):
         super().__init__(name, row, device)
         self.recorded = None
         if isinstance(row, OurRow) and row.record:
-            from qkv.train.graph import Graphed
+            from qkv.train.perf.cuda_graphs import CudaGraphRunner
 
-            self.recorded = Graphed(partial(self._backward, row), row.model.parameters())
+            self.recorded = CudaGraphRunner(partial(self._backward, row), row.model.parameters())
 
     def _backward(self, row: OurRow, part: Any) -> tuple[Tensor]:
         assert row.loss is not None
@@ -166,13 +166,13 @@ def our_row(
     compiled: bool = False,
     record: bool = False,
 ) -> OurRow:
-    from qkv import weights
+    from qkv import checkpoints
     from qkv.nn.block import Block
 
-    model = weights.load(folder, options.device).model
+    model = checkpoints.load(folder, options.device).model
     for block in model.modules() if compiled else ():
         if isinstance(block, Block):
-            block.compile_whole()
+            block.compile_forward()
 
     def mean(batch: Any, run: Run) -> Tensor:
         total, targets = loss(run, inputs(batch))
@@ -183,13 +183,13 @@ def our_row(
 
 def gpt2_rows(folder: Path, options: argparse.Namespace) -> dict[str, Callable[[], Row]]:
     from qkv.nn import Ragged
-    from qkv.objectives import causal
+    from qkv.objectives import clm
 
-    def inputs(text: Text) -> causal.Inputs:
-        tokens = Ragged.of(text.words.flatten(), [text.words.shape[1]] * len(text.words))
-        return causal.Inputs(tokens, None, text.asked.flatten())
+    def inputs(text: Text) -> clm.Inputs:
+        tokens = Ragged.from_lengths(text.words.flatten(), [text.words.shape[1]] * len(text.words))
+        return clm.Inputs(tokens, None, text.asked.flatten())
 
-    ours = partial(our_row, folder, options, inputs, causal.loss)
+    ours = partial(our_row, folder, options, inputs, clm.loss)
     found: dict[str, Callable[[], Row]] = {TRANSFORMERS: partial(their_gpt2, folder, options)}
     if options.compile:
         found[COMPILED] = partial(their_gpt2, folder, options, compiled=True)
@@ -200,12 +200,12 @@ def gpt2_rows(folder: Path, options: argparse.Namespace) -> dict[str, Callable[[
 
 def bert_rows(folder: Path, options: argparse.Namespace, batches: list[encoder.Batch]) -> dict[str, Callable[[], Row]]:
     from qkv.nn import Ragged
-    from qkv.objectives import masked
+    from qkv.objectives import mlm
 
-    def inputs(batch: encoder.Batch) -> masked.Inputs:
-        return masked.Inputs(Ragged.of(batch.words, batch.lengths), None, batch.at, batch.asked, None)
+    def inputs(batch: encoder.Batch) -> mlm.Inputs:
+        return mlm.Inputs(Ragged.from_lengths(batch.words, batch.lengths), None, batch.at, batch.asked, None)
 
-    ours = partial(our_row, folder, options, inputs, masked.loss)
+    ours = partial(our_row, folder, options, inputs, mlm.loss)
     theirs = partial(encoder.transformers_row, folder, options, batches)
     found: dict[str, Callable[[], Row]] = {}
     if options.device.type == "cpu":

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from qkv.train.hardware import measured_peak, timed
+from qkv.train.perf.mfu import measure_matmul_peak, time_call
 
 _QUIET = 0.1  # cores that others may use before a sample is taken again
 _TRIES = 3
@@ -166,11 +166,11 @@ def show(rows: list[dict[str, Any]], tokens: int, least: float, against: str | N
 
 def matrix_rate(device: torch.device) -> float:
     """Floating point operations a second of a large matrix product, the best of several; measured anew each time."""
-    return measured_peak(device, half=device.type == "cuda", seconds=7 * _AT_LEAST)
+    return measure_matmul_peak(device, use_bf16=device.type == "cuda", seconds=7 * _AT_LEAST)
 
 
 def _repeats(call: Callable[[], object], device: torch.device) -> int:
-    return max(1, int(_AT_LEAST / max(timed(call, 1, device), 1e-6)))
+    return max(1, int(_AT_LEAST / max(time_call(call, 1, device), 1e-6)))
 
 
 def _least_disturbed(call: Callable[[], object], repeats: int, device: torch.device) -> tuple[float, float]:
@@ -178,7 +178,7 @@ def _least_disturbed(call: Callable[[], object], repeats: int, device: torch.dev
     samples = []
     for _ in range(_TRIES):
         others = Others()
-        seconds = timed(call, repeats, device)
+        seconds = time_call(call, repeats, device)
         foreign = others.cores()
         samples.append((foreign, seconds))
         # on a GPU the work is not on these cores, and other processes' use of them says little

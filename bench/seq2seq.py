@@ -213,10 +213,10 @@ def marian_row(size: Size, device: torch.device, compiled: bool) -> tuple[nn.Mod
 
 
 def our_row(size: Size, device: torch.device, compiled: bool) -> tuple[nn.Module, Loss]:
-    shape = transformer.Shape(
-        width=size.width, heads=size.heads, layers=size.layers, hidden=size.hidden, dropout=DROPOUT, shared=True
+    shape = transformer.Config(
+        d_model=size.width, heads=size.heads, layers=size.layers, d_ff=size.hidden, dropout=DROPOUT, share_embeddings=True
     )
-    model = build(transformer.spec(shape, source=size.vocabulary, target=size.vocabulary))
+    model = build(transformer.make_spec(shape, source_vocab_size=size.vocabulary, target_vocab_size=size.vocabulary))
     assert isinstance(model, EncoderDecoder)
     model.to(device).train()
     run = torch.compile(model) if compiled else model
@@ -230,7 +230,7 @@ def our_row(size: Size, device: torch.device, compiled: bool) -> tuple[nn.Module
     def loss(pairs: Pairs) -> Tensor:
         source, reads, asked = batch(pairs)
         lengths = [len(s) for s in pairs.sources], [len(t) - 1 for t in pairs.targets]
-        logits = run(Ragged.of(source, lengths[0]), Ragged.of(reads, lengths[1]))  # [T, vocabulary]
+        logits = run(Ragged.from_lengths(source, lengths[0]), Ragged.from_lengths(reads, lengths[1]))  # [T, vocabulary]
         return F.cross_entropy(logits, asked, reduction="sum")
 
     return model, loss

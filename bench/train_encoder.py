@@ -193,17 +193,17 @@ def transformers_row(
 
 
 def our_row(folder: Path, options: argparse.Namespace, _batches: list[Batch], compiled: bool = False) -> Row:
-    from qkv import weights
+    from qkv import checkpoints
     from qkv.nn import Ragged
     from qkv.nn.block import Block
 
-    model = weights.load(folder, options.device).model
+    model = checkpoints.load(folder, options.device).model
     for block in model.modules() if compiled else ():
         if isinstance(block, Block):
-            block.compile_parts()  # as train.compile does
+            block.compile_sublayers()  # as train.compile does
 
     def loss(batch: Batch, run: Run) -> Tensor:
-        logits = run(Ragged.of(batch.words, batch.lengths), at=batch.at)  # [K, vocabulary]
+        logits = run(Ragged.from_lengths(batch.words, batch.lengths), at=batch.at)  # [K, vocabulary]
         return F.cross_entropy(logits, batch.asked)
 
     return Row(model, model, lambda batch, run: [partial(loss, batch, run)])

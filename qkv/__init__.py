@@ -16,48 +16,48 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from qkv import families
-    from qkv.data.readers import read_pairs
-    from qkv.decode import Decoding, embed, generate, predict, score
+    from qkv.analysis.alignments import alignments
+    from qkv.analysis.capture import capture_attention
+    from qkv.analysis.cost import cost
+    from qkv.analysis.plot import plot_alignments
+    from qkv.checkpoints import ModelBundle, load, save
+    from qkv.data.formats.pair_readers import read_pairs
     from qkv.errors import InputError
-    from qkv.evaluate import evaluate
-    from qkv.look.alignment import plot_alignments
-    from qkv.look.capture import capture
-    from qkv.look.cost import cost
-    from qkv.look.words import alignments
+    from qkv.generation import GenerationConfig, embed, generate, predict, token_log_probs
+    from qkv.metrics import evaluate
     from qkv.nn import Ragged, build
     from qkv.train import fit, read_recipe
-    from qkv.weights import Loaded, load, save
 
-_HOMES = {
-    "Decoding": "qkv.decode",
+_LAZY_EXPORTS = {
+    "Decoding": "qkv.generation",
     "InputError": "qkv.errors",
-    "Loaded": "qkv.weights",
+    "Loaded": "qkv.checkpoints",
     "Ragged": "qkv.nn",
-    "alignments": "qkv.look.words",
+    "alignments": "qkv.analysis.alignments",
     "build": "qkv.nn",
-    "capture": "qkv.look.capture",
-    "cost": "qkv.look.cost",
-    "embed": "qkv.decode",
-    "evaluate": "qkv.evaluate",
+    "capture": "qkv.analysis.capture",
+    "cost": "qkv.analysis.cost",
+    "embed": "qkv.generation",
+    "evaluate": "qkv.metrics",
     "fit": "qkv.train",
-    "generate": "qkv.decode",
-    "load": "qkv.weights",
-    "plot_alignments": "qkv.look.alignment",
-    "predict": "qkv.decode",
-    "read_pairs": "qkv.data.readers",
+    "generate": "qkv.generation",
+    "load": "qkv.checkpoints",
+    "plot_alignments": "qkv.analysis.plot",
+    "predict": "qkv.generation",
+    "read_pairs": "qkv.data.formats.pair_readers",
     "read_recipe": "qkv.train",
-    "save": "qkv.weights",
-    "score": "qkv.decode",
+    "save": "qkv.checkpoints",
+    "score": "qkv.generation",
 }
 
 __all__ = [
-    "Decoding",
+    "GenerationConfig",
     "InputError",
-    "Loaded",
+    "ModelBundle",
     "Ragged",
     "alignments",
     "build",
-    "capture",
+    "capture_attention",
     "cost",
     "embed",
     "evaluate",
@@ -70,7 +70,7 @@ __all__ = [
     "read_pairs",
     "read_recipe",
     "save",
-    "score",
+    "token_log_probs",
 ]
 
 
@@ -78,8 +78,8 @@ def __getattr__(name: str) -> Any:
     """Loads a name's home when it is first used, so that `import qkv` costs next to nothing."""
     if name == "families":  # a package with its own few names
         return importlib.import_module("qkv.families")
-    if name not in _HOMES:
+    if name not in _LAZY_EXPORTS:
         raise AttributeError(f"module 'qkv' has no attribute '{name}'")
-    value = getattr(importlib.import_module(_HOMES[name]), name)
+    value = getattr(importlib.import_module(_LAZY_EXPORTS[name]), name)
     globals()[name] = value  # the next use finds it at once
     return value

@@ -10,13 +10,13 @@ class InputError(ValueError):
     """What is wrong, where (file, line, key) and what to do; the command line prints it and exits with 2."""
 
 
-def in_one_line(error: InputError) -> str:
+def one_line(error: InputError) -> str:
     """What is wrong; names and labels that it quotes out of a file may have line breaks of their own."""
     return " ".join(str(error).splitlines())
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, choices: Iterable[str]) -> str:
     """A hint for a mistyped name: the closest known one, or the list of them."""
-    names = sorted(known)
-    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
-    return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(names)}"
+    names = sorted(choices)
+    matches = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"did you mean '{matches[0]}'?" if matches else f"known: {', '.join(names)}"

@@ -11,35 +11,35 @@ from pathlib import Path
 from qkv.errors import InputError
 
 
-def write_whole(path: Path, write: Callable[[Path], None]) -> None:
+def atomic_write(path: Path, write: Callable[[Path], None]) -> None:
     """Writes beside and renames: a kill or a full disk leaves the earlier file as it was."""
-    beside = path.with_name(f".{path.name}.part")
+    tmp_path = path.with_name(f".{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write(beside)
-        with open(beside, "rb") as file:
+        write(tmp_path)
+        with open(tmp_path, "rb") as file:
             os.fsync(file.fileno())
-        os.replace(beside, path)
+        os.replace(tmp_path, path)
     except OSError as error:
         with contextlib.suppress(OSError):
-            beside.unlink()
-        kept = "; the earlier file is intact" if path.is_file() else ""
+            tmp_path.unlink()
+        intact_note = "; the earlier file is intact" if path.is_file() else ""
         reason = error.strerror or str(error)
-        full = "free some space or " if error.errno in (None, errno.ENOSPC, errno.EDQUOT) else ""
-        raise InputError(f"{path}: cannot be saved: {reason}{kept}; {full}choose another folder") from None
+        space_hint = "free some space or " if error.errno in (None, errno.ENOSPC, errno.EDQUOT) else ""
+        raise InputError(f"{path}: cannot be saved: {reason}{intact_note}; {space_hint}choose another folder") from None
     except BaseException:
         with contextlib.suppress(OSError):
-            beside.unlink()
+            tmp_path.unlink()
         raise
 
 
-def write_text(path: Path, text: str) -> None:
-    write_whole(path, lambda beside: _put(beside, text.encode()))
+def atomic_write_text(path: Path, text: str) -> None:
+    atomic_write(path, lambda tmp_path: _write(tmp_path, text.encode()))
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    write_whole(path, lambda beside: _put(beside, content))
+def atomic_write_bytes(path: Path, content: bytes) -> None:
+    atomic_write(path, lambda tmp_path: _write(tmp_path, content))
 
 
-def _put(path: Path, content: bytes) -> None:
+def _write(path: Path, content: bytes) -> None:
     path.write_bytes(content)

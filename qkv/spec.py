@@ -12,14 +12,14 @@ import typing
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal
 
-from qkv.errors import InputError, nearest
+from qkv.errors import InputError, did_you_mean
 
-__all__ = ["Adapters", "Attention", "Block", "Embed", "FeedForward", "Head", "Model", "Norm", "Patches", "Recurrent"]
-__all__ += ["Read", "RecurrentDecoder", "Relative", "Stack", "chosen", "from_json", "label_head", "replace", "to_json"]
+__all__ = ["LoraConfig", "Attention", "Block", "Embedding", "FeedForward", "Head", "Model", "Norm", "PatchEmbedding", "RecurrentEncoder"]
+__all__ += ["FeatureLayers", "RecurrentDecoder", "RelativePositionBias", "TransformerStack", "select_head", "from_json", "classification_head", "replace", "to_json"]
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
 Cell = Literal["lstm", "gru"]
-Read = Literal["last", "last_four", "mix"]
+FeatureLayers = Literal["last", "last_four", "mix"]
 ScoreName = Literal["scaled_dot", "dot", "bilinear", "additive", "mlp"]
 
 
@@ -27,48 +27,48 @@ ScoreName = Literal["scaled_dot", "dot", "bilinear", "additive", "mlp"]
 class Attention:
     """Who asks, what is looked at, and how the two are compared (Vaswani et al. 2017; Bahdanau et al. 2015)."""
 
-    width: int  # of what asks
-    memory: int | None = None  # width of what is looked at; None: the same
+    query_dim: int  # of what asks
+    kv_dim: int | None = None  # width of what is looked at; None: the same
     heads: int = 1
-    key: int | None = None  # size of one head's query and key; None: width / heads
-    value: int | None = None  # size of one head's value; None: as the key
-    score: ScoreName = "scaled_dot"
-    score_width: int | None = None  # hidden width of the additive and MLP scores; None: as the key
-    project: bool = True  # False: states serve as query, key and value as they are, the RNN's way
-    scale: float = 1.0  # times what the score itself scales by
+    head_dim: int | None = None  # size of one head's query and key; None: width / heads
+    v_head_dim: int | None = None  # size of one head's value; None: as the key
+    score_fn: ScoreName = "scaled_dot"
+    score_hidden_dim: int | None = None  # hidden width of the additive and MLP scores; None: as the key
+    use_projections: bool = True  # False: states serve as query, key and value as they are, the RNN's way
+    score_scale: float = 1.0  # times what the score itself scales by
     bias: bool = True
     output_bias: bool | None = None  # of the output's projection; None: as `bias`
     dropout: float = 0.0
 
     @property
-    def memory_width(self) -> int:
-        return self.width if self.memory is None else self.memory
+    def effective_kv_dim(self) -> int:
+        return self.query_dim if self.kv_dim is None else self.kv_dim
 
     @property
-    def query_size(self) -> int:
+    def q_head_dim(self) -> int:
         """One head's query: the key's size where there is a projection to make it so."""
-        return (self.key or self.width // self.heads) if self.project else self.width // self.heads
+        return (self.head_dim or self.query_dim // self.heads) if self.use_projections else self.query_dim // self.heads
 
     @property
-    def key_size(self) -> int:
-        return self.query_size if self.project else self.memory_width // self.heads
+    def k_head_dim(self) -> int:
+        return self.q_head_dim if self.use_projections else self.effective_kv_dim // self.heads
 
     @property
-    def value_size(self) -> int:
-        return (self.value or self.key_size) if self.project else self.memory_width // self.heads
+    def effective_v_head_dim(self) -> int:
+        return (self.v_head_dim or self.k_head_dim) if self.use_projections else self.effective_kv_dim // self.heads
 
     @property
-    def output(self) -> int:
+    def output_dim(self) -> int:
         """Width of the answer: back to the asker's width by W_o, or the joined contexts as they are."""
-        return self.width if self.project else self.heads * self.value_size
+        return self.query_dim if self.use_projections else self.heads * self.effective_v_head_dim
 
 
 @dataclass(frozen=True, kw_only=True)
 class FeedForward:
     """Position-wise: activation(x W1 + b1) W2 + b2, or the gated form (Shazeer 2020)."""
 
-    width: int
-    hidden: int
+    d_model: int
+    d_ff: int
     activation: Activation = "relu"
     gated: bool = False
     bias: bool = True
@@ -78,75 +78,75 @@ class FeedForward:
 @dataclass(frozen=True, kw_only=True)
 class Norm:
     kind: Literal["layer", "rms"] = "layer"
-    epsilon: float = 1e-5
+    eps: float = 1e-5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
     """Self-attention, cross-attention where `cross` is given, feed-forward; each with residual and norm."""
 
-    attention: Attention
+    self_attention: Attention
     feedforward: FeedForward
-    cross: Attention | None = None
+    cross_attention: Attention | None = None
     norm: Norm = Norm()
     norm_first: bool = False  # pre-norm (Xiong et al. 2020); False is the paper's post-norm
     dropout: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Relative:
+class RelativePositionBias:
     """A learned number a head for each distance, added to the scores; far distances share buckets (Raffel et al. 2020).
 
     One table serves all layers of a stack. In a causal stack all buckets look back.
     """
 
-    buckets: int = 32
-    distance: int = 128  # from which on all share the last bucket
+    num_buckets: int = 32
+    max_distance: int = 128  # from which on all share the last bucket
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stack:
+class TransformerStack:
     """`depth` blocks of one shape."""
 
     block: Block
-    depth: int
+    num_layers: int
     causal: bool = False
     final_norm: bool = False
     dropout: float = 0.0  # behind the final norm
-    relative: Relative | None = None
-    scale_by_depth: bool = False  # the n-th layer's scores are divided by n (an option of GPT-2's)
+    relative_position_bias: RelativePositionBias | None = None
+    scale_attn_by_inverse_layer_idx: bool = False  # the n-th layer's scores are divided by n (an option of GPT-2's)
     # fresh matrices that write into the residual stream are smaller by the root of how many there are (Radford et al.
     # 2019). It says how training begins, not what is computed: models that differ in it alone are the same model
-    scaled_start: bool = field(default=False, compare=False)
+    scaled_residual_init: bool = field(default=False, compare=False)
 
     @property
-    def width(self) -> int:
-        return self.block.attention.width
+    def d_model(self) -> int:
+        return self.block.self_attention.query_dim
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recurrent:
+class RecurrentEncoder:
     """A recurrent encoder (Hochreiter & Schmidhuber 1997; Cho et al. 2014)."""
 
-    width: int
-    hidden: int
+    d_model: int
+    hidden_size: int
     cell: Cell = "lstm"
     layers: int = 1
     bidirectional: bool = True
     dropout: float = 0.0
 
     @property
-    def output(self) -> int:
-        return self.hidden * (2 if self.bidirectional else 1)
+    def output_dim(self) -> int:
+        return self.hidden_size * (2 if self.bidirectional else 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecurrentDecoder:
     """A recurrent decoder that attends at each step, or, with no attention, starts from the encoder's last state."""
 
-    width: int  # of the target embedding
-    memory: int  # width of the encoder's output
-    hidden: int
+    d_model: int  # of the target embedding
+    encoder_dim: int  # width of the encoder's output
+    hidden_size: int
     cell: Cell = "lstm"
     layers: int = 1
     attention: Attention | None = None
@@ -155,34 +155,34 @@ class RecurrentDecoder:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Embed:
+class Embedding:
     """Tokens to vectors, with positions."""
 
-    vocabulary: int
-    width: int
-    length: int = 512  # the longest sequence that is taken
+    vocab_size: int
+    d_model: int
+    max_length: int = 512  # the longest sequence that is taken
     position: Literal["sinusoid", "halves", "learned", "none"] = "sinusoid"  # halves: all sines, then all cosines
-    offset: int = 0  # rows of the learned table that stand before the first position's
-    padding: int | None = None  # a token whose vector is not trained by being looked up, as Hugging Face has it
-    segments: int = 0  # kinds of segment, each with a vector that is added (Devlin et al. 2019); 0: none
-    scale: bool = False  # multiply by sqrt(width) before positions are added, as Vaswani et al. do
+    position_offset: int = 0  # rows of the learned table that stand before the first position's
+    padding_idx: int | None = None  # a token whose vector is not trained by being looked up, as Hugging Face has it
+    num_segments: int = 0  # kinds of segment, each with a vector that is added (Devlin et al. 2019); 0: none
+    scale_by_sqrt_dim: bool = False  # multiply by sqrt(width) before positions are added, as Vaswani et al. do
     norm: Norm | None = None
     dropout: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Patches:
+class PatchEmbedding:
     """A square image to vectors: one a patch, behind one that stands for the whole image (Dosovitskiy et al. 2021)."""
 
-    image: int  # pixels a side
-    patch: int
-    channels: int
-    width: int
+    image_size: int  # pixels a side
+    patch_size: int
+    num_channels: int
+    d_model: int
     dropout: float = 0.0
 
     @property
-    def length(self) -> int:
-        return (self.image // self.patch) ** 2 + 1
+    def max_length(self) -> int:
+        return (self.image_size // self.patch_size) ** 2 + 1
 
 
 HeadKind = Literal["lm", "sequence", "token", "span", "choice", "next_sentence", "pooler"]
@@ -198,52 +198,52 @@ class Head:
     """
 
     kind: HeadKind
-    width: int
-    outputs: int
-    joined: int = 1  # layers of the body whose vectors, each of this width, lie side by side in what comes in
+    d_model: int
+    num_outputs: int
+    num_concat_layers: int = 1  # layers of the body whose vectors, each of this width, lie side by side in what comes in
     bias: bool = False
-    tied: bool = False  # the weight is the embedding's: the target's where there is one (Press & Wolf 2017)
+    tie_embeddings: bool = False  # the weight is the embedding's: the target's where there is one (Press & Wolf 2017)
     pool: Attention | Literal["last"] | None = None  # attention with a learned query, the last token; None: the first
-    dense: Activation | None = None  # one more layer of the same width before the last
+    dense_activation: Activation | None = None  # one more layer of the same width before the last
     norm: Norm | None = None  # behind that layer
-    scale: float = 1.0  # of what comes in
-    offset: bool = False  # a fixed vector is added to the logits; no parameter
+    input_scale: float = 1.0  # of what comes in
+    final_logits_bias: bool = False  # a fixed vector is added to the logits; no parameter
     dropout: float = 0.0
-    dropout_first: bool = False  # before the dense layer as well (RoBERTa's, BART's and T5's classifiers)
+    dropout_before_dense: bool = False  # before the dense layer as well (RoBERTa's, BART's and T5's classifiers)
     labels: tuple[str, ...] = ()  # the outputs' names
     # how its logits are read, which changes none of them
-    several: bool = False  # each output for itself: any number of labels at once, by sigmoids
-    word: Literal["first", "mean"] = "first"  # where words are judged that have several tokens
+    multi_label: bool = False  # each output for itself: any number of labels at once, by sigmoids
+    subword_pooling: Literal["first", "mean"] = "first"  # where words are judged that have several tokens
 
     @property
-    def at_each_token(self) -> bool:
+    def is_token_level(self) -> bool:
         return self.kind in ("lm", "token", "span")
 
 
-def label_head(kind: HeadKind, width: int, labels: tuple[str, ...], **fields: Any) -> Head:
+def classification_head(kind: HeadKind, d_model: int, labels: tuple[str, ...], **overrides: Any) -> Head:
     """A head that is no language model's, with as many outputs as its kind has."""
-    outputs = {"span": 2, "choice": 1, "next_sentence": 2, "pooler": width}.get(kind, len(labels))
-    named = labels if kind in ("sequence", "token") else ()
-    return Head(kind=kind, width=width, outputs=outputs, labels=named, **({"bias": True} | fields))
+    num_outputs = {"span": 2, "choice": 1, "next_sentence": 2, "pooler": d_model}.get(kind, len(labels))
+    label_names = labels if kind in ("sequence", "token") else ()
+    return Head(kind=kind, d_model=d_model, num_outputs=num_outputs, labels=label_names, **({"bias": True} | overrides))
 
 
-def chosen(heads: dict[str, Head], name: str) -> Head | None:
+def select_head(heads: dict[str, Head], name: str) -> Head | None:
     """A family's head by its name; `body` is none."""
     if name == "body":
         return None
     if name not in heads:
-        raise InputError(f"head: this family has no '{name}'; {nearest(name, ['body', *heads])}")
+        raise InputError(f"head: this family has no '{name}'; {did_you_mean(name, ['body', *heads])}")
     return heads[name]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Adapters:
+class LoraConfig:
     """Low-rank matrices beside some that stay as they are: W x + scale / rank * B A x (Hu et al. 2022)."""
 
     rank: int = 8
-    scale: float = 16.0
+    alpha: float = 16.0
     dropout: float = 0.0  # of what A reads
-    matrices: tuple[str, ...] = ("q", "v")  # in every block: q, k, v, o of its attentions; up, gate, down
+    target_modules: tuple[str, ...] = ("q", "v")  # in every block: q, k, v, o of its attentions; up, gate, down
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,105 +251,105 @@ class Model:
     """A whole model: an encoder, a decoder, or both, with a head."""
 
     family: str
-    encoder: Stack | Recurrent | None = None
-    decoder: Stack | RecurrentDecoder | None = None
-    source: Embed | Patches | None = None
-    target: Embed | None = None
+    encoder: TransformerStack | RecurrentEncoder | None = None
+    decoder: TransformerStack | RecurrentDecoder | None = None
+    source_embedding: Embedding | PatchEmbedding | None = None
+    target_embedding: Embedding | None = None
     head: Head | None = None
-    beside: Head | None = None  # a second head over the same hidden states, such as BERT's next-sentence head
-    shared: bool = False  # source and target have one embedding table
-    start: int = 2  # the token that a target begins with, and the one that ends it; -1: a decoder alone may have none
-    end: int = 3
-    pad: int | None = None  # what Hugging Face fills a batch up with; kept for it, nothing here does
-    never: tuple[int, ...] = ()  # tokens that are not written
-    spread: float | None = None  # standard deviation that fresh matrices start with; None: Glorot's
+    aux_head: Head | None = None  # a second head over the same hidden states, such as BERT's next-sentence head
+    share_embeddings: bool = False  # source and target have one embedding table
+    bos_id: int = 2  # the token that a target begins with, and the one that ends it; -1: a decoder alone may have none
+    eos_id: int = 3
+    pad_id: int | None = None  # what Hugging Face fills a batch up with; kept for it, nothing here does
+    suppress_tokens: tuple[int, ...] = ()  # tokens that are not written
+    init_std: float | None = None  # standard deviation that fresh matrices start with; None: Glorot's
     # what the head reads of the body's layers: the last, the last four side by side (Devlin et al. 2019, 5.3), or a
     # learned weighted mean of all (Peters et al. 2018)
-    read: Read = "last"
-    adapters: Adapters | None = None
+    feature_layers: FeatureLayers = "last"
+    lora: LoraConfig | None = None
 
 
-_PARTS: tuple[type, ...] = (Adapters, Attention, Block, Embed, FeedForward, Head, Model, Norm, Patches)
-_PARTS += (Recurrent, RecurrentDecoder, Relative, Stack)
-_TYPES: dict[str, type] = {part.__name__: part for part in _PARTS}
+_SPEC_CLASSES: tuple[type, ...] = (LoraConfig, Attention, Block, Embedding, FeedForward, Head, Model, Norm, PatchEmbedding)
+_SPEC_CLASSES += (RecurrentEncoder, RecurrentDecoder, RelativePositionBias, TransformerStack)
+_CLASS_BY_NAME: dict[str, type] = {cls.__name__: cls for cls in _SPEC_CLASSES}
 
 
-def entrance(model: Model) -> Embed | Patches:
+def input_embedding(model: Model) -> Embedding | PatchEmbedding:
     """What makes vectors of a model's input: of a model without an encoder, of what it has written."""
-    found = model.source if model.source is not None else model.target
-    assert found is not None  # every shell has one
-    return found
+    embedding = model.source_embedding if model.source_embedding is not None else model.target_embedding
+    assert embedding is not None  # every shell has one
+    return embedding
 
 
-def dropping(part: Any, share: float | None, of_attention: float | None) -> Any:
+def with_dropout(spec: Any, dropout: float | None, attention_dropout: float | None) -> Any:
     """The same with other dropout, of what layers give and of attention's weights; None leaves it as it is.
 
     Where only some models drop, in a head, in a feed-forward layer, behind a whole stack, those that do follow.
     """
-    inside = {f.name: getattr(part, f.name) for f in fields(part)}
-    changed = {name: dropping(own, share, of_attention) for name, own in inside.items() if is_dataclass(own)}
-    given = of_attention if isinstance(part, Attention) else share
-    some = isinstance(part, Head | FeedForward | Stack)
-    if "dropout" in inside and given is not None and not isinstance(part, Adapters) and (part.dropout or not some):
-        changed["dropout"] = given
-    return replace(part, **changed)
+    field_values = {f.name: getattr(spec, f.name) for f in fields(spec)}
+    changes = {name: with_dropout(value, dropout, attention_dropout) for name, value in field_values.items() if is_dataclass(value)}
+    new_dropout = attention_dropout if isinstance(spec, Attention) else dropout
+    only_if_nonzero = isinstance(spec, Head | FeedForward | TransformerStack)
+    if "dropout" in field_values and new_dropout is not None and not isinstance(spec, LoraConfig) and (spec.dropout or not only_if_nonzero):
+        changes["dropout"] = new_dropout
+    return replace(spec, **changes)
 
 
-def _plain(value: Any) -> Any:
+def _to_dict(value: Any) -> Any:
     if not is_dataclass(value):
         return value
-    return {"type": type(value).__name__} | {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+    return {"type": type(value).__name__} | {f.name: _to_dict(getattr(value, f.name)) for f in fields(value)}
 
 
 def to_json(model: Model) -> str:
     """The spec as JSON; each part names its type, so that unions read back without guessing."""
-    return json.dumps(_plain(model), indent=2) + "\n"
+    return json.dumps(_to_dict(model), indent=2) + "\n"
 
 
-def from_json(text: str, where: str = "spec") -> Model:
+def from_json(text: str, location: str = "spec") -> Model:
     """The inverse of `to_json`; anything that is not a model is refused with the place named."""
     try:
         raw = json.loads(text)
     except json.JSONDecodeError as error:
-        raise InputError(f"{where}: not JSON (line {error.lineno}): {error.msg}; is this a model folder?") from None
-    model = _part(raw, where)
+        raise InputError(f"{location}: not JSON (line {error.lineno}): {error.msg}; is this a model folder?") from None
+    model = _from_dict(raw, location)
     if not isinstance(model, Model):
-        raise InputError(f"{where}: holds a {type(model).__name__}, not a Model")
+        raise InputError(f"{location}: holds a {type(model).__name__}, not a Model")
     return model
 
 
-def _part(raw: Any, where: str) -> Any:
+def _from_dict(raw: Any, location: str) -> Any:
     if isinstance(raw, list):
-        return tuple(_part(item, where) for item in raw)
+        return tuple(_from_dict(item, location) for item in raw)
     if not isinstance(raw, dict):
         return raw
     name = raw.get("type")
-    if name not in _TYPES:
-        raise InputError(f"{where}: unknown type '{name}'; {nearest(str(name), _TYPES)}")
-    kind, hints = _TYPES[name], typing.get_type_hints(_TYPES[name])
+    if name not in _CLASS_BY_NAME:
+        raise InputError(f"{location}: unknown type '{name}'; {did_you_mean(str(name), _CLASS_BY_NAME)}")
+    cls, hints = _CLASS_BY_NAME[name], typing.get_type_hints(_CLASS_BY_NAME[name])
     values = {}
     for key, value in raw.items():
         if key == "type":
             continue
         if key not in hints:
-            raise InputError(f"{where}: {name} has no field '{key}'; {nearest(key, hints)}")
-        values[key] = _part(value, f"{where}: {key}")
-        if not _fits(values[key], hints[key]):
-            raise InputError(f"{where}: {name}.{key} cannot be {value!r}")
+            raise InputError(f"{location}: {name} has no field '{key}'; {did_you_mean(key, hints)}")
+        values[key] = _from_dict(value, f"{location}: {key}")
+        if not _matches_type(values[key], hints[key]):
+            raise InputError(f"{location}: {name}.{key} cannot be {value!r}")
     try:
-        return kind(**values)
+        return cls(**values)
     except TypeError as error:
-        raise InputError(f"{where}: {name}: {error}") from None
+        raise InputError(f"{location}: {name}: {error}") from None
 
 
-def _fits(value: Any, hint: Any) -> bool:
+def _matches_type(value: Any, hint: Any) -> bool:
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
-        return any(_fits(value, option) for option in typing.get_args(hint))
+        return any(_matches_type(value, option) for option in typing.get_args(hint))
     if origin is Literal:
         return value in typing.get_args(hint)
     if origin is tuple:
-        return isinstance(value, tuple) and all(_fits(item, typing.get_args(hint)[0]) for item in value)
+        return isinstance(value, tuple) and all(_matches_type(item, typing.get_args(hint)[0]) for item in value)
     if hint is float:
         return isinstance(value, int | float) and not isinstance(value, bool)
     if hint is int:

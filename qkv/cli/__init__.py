@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from qkv.cli import checkpoints, data, evaluation, prompt, runs, score, tokenizer, use
-from qkv.errors import InputError, in_one_line
+from qkv.cli import checkpoints, data, eval, predict, prompt, score, tokenizer, train
+from qkv.errors import InputError, one_line
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -17,14 +17,14 @@ app = typer.Typer(
     help="Attention models: train them, use them, score them, watch them attend.",
 )
 for name, command in {
-    "train": runs.train,
-    "predict": use.predict,
-    "embed": use.embed,
-    "eval": evaluation.evaluate_command,
+    "train": train.train,
+    "predict": predict.predict,
+    "embed": predict.embed,
+    "eval": eval.eval_command,
     "score": score.score,
     "prompt": prompt.prompt,
-    "look": runs.look,
-    "cost": runs.cost,
+    "look": train.plot,
+    "cost": train.cost,
     "families": checkpoints.list_families,
     "import": checkpoints.import_checkpoint,
     "export": checkpoints.export_checkpoint,
@@ -35,7 +35,7 @@ app.add_typer(data.app, name="data")
 
 
 @app.callback(invoke_without_command=True)
-def about(
+def show_version(
     version: Annotated[bool, typer.Option("--version", help="The version, and torch's.", is_eager=True)] = False,
 ) -> None:
     if version:
@@ -47,30 +47,30 @@ def about(
         raise typer.Exit
 
 
-_INTERRUPTED = 130  # what shells give for Ctrl-C
-_STOPPED = "qkv: stopped; a training run goes on from its last checkpoint when the same command is given again"
+_INTERRUPT_CODE = 130  # what shells give for Ctrl-C
+_STOPPED_MESSAGE = "qkv: stopped; a training run goes on from its last checkpoint when the same command is given again"
 
 
 def main() -> None:
     """The entry point: says a user's mistake in one line."""
     try:
         code = app(standalone_mode=False) or 0
-        _end(_STOPPED if code == _INTERRUPTED else "", code)  # typer makes a return value of Ctrl-C
+        _exit(_STOPPED_MESSAGE if code == _INTERRUPT_CODE else "", code)  # typer makes a return value of Ctrl-C
     except InputError as error:
-        _end(f"qkv: {in_one_line(error)}", 2)
+        _exit(f"qkv: {one_line(error)}", 2)
     except (typer.Abort, KeyboardInterrupt):
-        _end(_STOPPED, _INTERRUPTED)
+        _exit(_STOPPED_MESSAGE, _INTERRUPT_CODE)
     except BrokenPipeError:  # whoever read the output has gone
         sys.stderr.close()
         sys.exit(1)
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise
-        said = error.format_message()  # an option or command that does not exist; nothing: the help was shown
-        _end(f"qkv: {said} (see qkv --help)" if said else "", 2)
+        message = error.format_message()  # an option or command that does not exist; nothing: the help was shown
+        _exit(f"qkv: {message} (see qkv --help)" if message else "", 2)
 
 
-def _end(message: str, code: int) -> None:
+def _exit(message: str, code: int) -> None:
     if message:
         print(message, file=sys.stderr)
     sys.exit(code)

@@ -10,159 +10,159 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qkv.cli.options import load_model, one_of
-from qkv.cli.pairs import prefix_of, prefixed
-from qkv.cli.streams import Input
-from qkv.cli.tasks import trained_for
-from qkv.data.examples import Choice, Labelled, Pictured, Question, Tagged
-from qkv.data.tags import cut
+from qkv.cli.eval_seq2seq import add_prefix, run_prefix
+from qkv.cli.input_stream import Input
+from qkv.cli.options import check_choice, load_model
+from qkv.cli.run_task import task_of_run
+from qkv.data.examples import ImageExample, MultipleChoiceExample, QAExample, TaggedExample, TextExample
+from qkv.data.tagging_schemes import split_words
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
-    from qkv.decode import Decoding
-    from qkv.tasks.said import Said
-    from qkv.tasks.task import Task
-    from qkv.weights import Loaded
+    from qkv.checkpoints import ModelBundle
+    from qkv.generation import GenerationConfig
+    from qkv.tasks.base import Task
+    from qkv.tasks.predictions import TaskPrediction
 
-_BUDGET = 8192  # tokens that a model reads at once
+_MAX_BATCH_TOKENS = 8192  # tokens that a model reads at once
 
 
 @dataclass(frozen=True)
-class Shape:
+class OutputFormat:
     """How an answer is printed."""
 
     as_json: bool
-    scored: bool  # each output with its input and its score
+    with_scores: bool  # each output with its input and its score
 
 
-def answers(
-    model: str, device: str | None, how: dict[str, Any], chosen: dict[str, Any], shape: Shape
-) -> TaskAnswers | TextAnswers:
+def make_predictor(
+    model: str, device: str | None, generation_options: dict[str, Any], task_settings: dict[str, Any], output_format: OutputFormat
+) -> TaskPredictor | TextPredictor:
     """What answers for a model. `chosen` are settings that a task's recipe has decided, None where nobody names others.
 
     A task answers as it was trained and is scored: long texts in windows, several labels by its threshold.
     """
-    from qkv.decode import Decoding
+    from qkv.generation import GenerationConfig
 
-    given = {name: value for name, value in chosen.items() if value is not None}
-    task = trained_for(model)
+    overrides = {name: value for name, value in task_settings.items() if value is not None}
+    task = task_of_run(model)
     if task is not None:
-        return TaskAnswers(_with(task, given), load_model(model, device), how["best"], shape)
-    if "too_long" in given:
-        one_of("--too-long", given["too_long"], "refuse", "truncate")
-    if "word" in given:
-        one_of("--word", given["word"], "first", "mean")
-    return TextAnswers(load_model(model, device), Decoding(**how, **given), shape, prefix_of(model))
+        return TaskPredictor(_override_task(task, overrides), load_model(model, device), generation_options["best"], output_format)
+    if "too_long" in overrides:
+        check_choice("--too-long", overrides["too_long"], "refuse", "truncate")
+    if "word" in overrides:
+        check_choice("--word", overrides["word"], "first", "mean")
+    return TextPredictor(load_model(model, device), GenerationConfig(**generation_options, **overrides), output_format, run_prefix(model))
 
 
-def _with(task: Task[Any], given: dict[str, Any]) -> Task[Any]:
+def _override_task(task: Task[Any], overrides: dict[str, Any]) -> Task[Any]:
     """A task under other settings; those that it does not have are refused."""
     assert dataclasses.is_dataclass(task)
-    known = {one.name for one in dataclasses.fields(task)}
-    for name in given:
+    known = {field.name for field in dataclasses.fields(task)}
+    for name in overrides:
         if name not in known:
             raise InputError(f"--{name.replace('_', '-')}: the task '{task.name}' has no such setting; leave it out")
-    changed: Task[Any] = dataclasses.replace(task, **given)
+    changed: Task[Any] = dataclasses.replace(task, **overrides)
     return changed
 
 
-class TaskAnswers:
+class TaskPredictor:
     """A fine-tuned run: what its task's head says, with probabilities and places in the text."""
 
-    def __init__(self, task: Task[Any], loaded: Loaded, best: int, shape: Shape) -> None:
-        if best < 1:
-            raise InputError(f"best must be at least 1, not {best}")
-        self._task, self._loaded, self._best, self._shape = task, loaded, best, shape
-        self._cut = 0
+    def __init__(self, task: Task[Any], loaded: ModelBundle, n_best: int, output_format: OutputFormat) -> None:
+        if n_best < 1:
+            raise InputError(f"best must be at least 1, not {n_best}")
+        self._task, self._loaded, self._n_best, self._output_format = task, loaded, n_best, output_format
+        self._num_truncated = 0
 
-    def __call__(self, inputs: Sequence[Input], first: int) -> list[list[str]]:  # noqa: ARG002  # nothing is drawn
-        from qkv.tasks.said import say
+    def __call__(self, inputs: Sequence[Input], first_index: int) -> list[list[str]]:  # noqa: ARG002  # nothing is drawn
+        from qkv.tasks.predictions import predict_detailed
 
-        examples = [self._example(one) for one in inputs]
-        said = say(self._task, self._loaded, examples, best=self._best, budget=_BUDGET)
-        self._cut += sum(one.cut for one in said)
-        return [self._lines(given, one) for given, one in zip(inputs, said, strict=True)]
+        examples = [self._example(prediction) for prediction in inputs]
+        predictions = predict_detailed(self._task, self._loaded, examples, n_best=self._n_best, max_tokens=_MAX_BATCH_TOKENS)
+        self._num_truncated += sum(prediction.truncated for prediction in predictions)
+        return [self._format_lines(item, prediction) for item, prediction in zip(inputs, predictions, strict=True)]
 
-    def _example(self, one: Input) -> Any:
-        from qkv.tasks.said import example_of
+    def _example(self, item: Input) -> Any:
+        from qkv.tasks.predictions import parse_example
 
-        if one.example is None:
-            return example_of(self._task, one.text, one.where)
-        if self._task.kind == "token" and isinstance(one.example, Labelled):  # its spans are what is asked for
-            return Tagged(one.example.text, *cut(one.example.text), None, one.where)
-        return one.example
+        if item.example is None:
+            return parse_example(self._task, item.text, item.location)
+        if self._task.head_kind == "token" and isinstance(item.example, TextExample):  # its spans are what is asked for
+            return TaggedExample(item.example.text, *split_words(item.example.text), None, item.location)
+        return item.example
 
-    def _lines(self, given: Input, said: Said) -> list[str]:
-        if self._shape.as_json:
-            return [json.dumps(given.told | said.told, ensure_ascii=False)]
-        if not self._shape.scored:
-            return [_flat(said.line)]
-        ranked = said.ranked or ((said.line, said.confidence or 0.0),)
-        return [f"{_flat(given.text)}\t{score:.4f}\t{_flat(name)}" for name, score in ranked]
+    def _format_lines(self, item: Input, prediction: TaskPrediction) -> list[str]:
+        if self._output_format.as_json:
+            return [json.dumps(item.fields | prediction.fields, ensure_ascii=False)]
+        if not self._output_format.with_scores:
+            return [_one_line(prediction.text)]
+        alternatives = prediction.alternatives or ((prediction.text, prediction.confidence or 0.0),)
+        return [f"{_one_line(item.text)}\t{score:.4f}\t{_one_line(name)}" for name, score in alternatives]
 
-    def told(self) -> list[str]:
+    def warnings(self) -> list[str]:
         """What is to be said at the end."""
-        many = "1 text was" if self._cut == 1 else f"{self._cut:,} texts were"
-        return [f"{many} longer than the model takes, and cut"] if self._cut else []
+        subject = "1 text was" if self._num_truncated == 1 else f"{self._num_truncated:,} texts were"
+        return [f"{subject} longer than the model takes, and cut"] if self._num_truncated else []
 
 
-class TextAnswers:
+class TextPredictor:
     """Any other model: what it writes, or what its head says."""
 
-    def __init__(self, loaded: Loaded, how: Decoding, shape: Shape, prefix: str = "") -> None:
-        self._loaded, self._how, self._shape, self._spec = loaded, how, shape, loaded.model.spec
+    def __init__(self, loaded: ModelBundle, config: GenerationConfig, output_format: OutputFormat, prefix: str = "") -> None:
+        self._loaded, self._config, self._output_format, self._spec = loaded, config, output_format, loaded.model.spec
         self._prefix = prefix  # that every source had in training
 
-    def __call__(self, inputs: Sequence[Input], first: int) -> list[list[str]]:
-        from qkv.decode import predict
+    def __call__(self, inputs: Sequence[Input], first_index: int) -> list[list[str]]:
+        from qkv.generation import predict
 
-        given = [prefixed(self._given(one), self._prefix) for one in inputs]
-        found = predict(self._loaded, given, self._how, [one.where for one in inputs], first)
-        return [self._lines(one, predictions) for one, predictions in zip(inputs, found, strict=True)]
+        texts = [add_prefix(self._input_texts(item), self._prefix) for item in inputs]
+        all_predictions = predict(self._loaded, texts, self._config, [item.location for item in inputs], first_index)
+        return [self._format_lines(item, predictions) for item, predictions in zip(inputs, all_predictions, strict=True)]
 
     @property
-    def _judges(self) -> bool:
+    def _has_probabilities(self) -> bool:
         """It writes nothing of its own: the chance of what it says is worth reading as a probability."""
         return self._spec.decoder is None or (self._spec.head is not None and self._spec.head.kind != "lm")
 
     @property
-    def _measures(self) -> bool:
+    def _is_regression(self) -> bool:
         """What it says is a number, not a chance."""
         head = self._spec.head
-        return head is not None and head.kind == "sequence" and head.outputs == 1
+        return head is not None and head.kind == "sequence" and head.num_outputs == 1
 
-    def _given(self, one: Input) -> str | tuple[str, ...]:
+    def _input_texts(self, item: Input) -> str | tuple[str, ...]:
         """A text, or those that belong together."""
-        example = one.example
-        if isinstance(example, Pictured):
-            if not isinstance(example.picture, Path):
-                raise InputError(f"{one.where}: this model takes files of pictures; name its run's folder instead")
-            return str(example.picture)
-        if isinstance(example, Question):
+        example = item.example
+        if isinstance(example, ImageExample):
+            if not isinstance(example.image, Path):
+                raise InputError(f"{item.location}: this model takes files of pictures; name its run's folder instead")
+            return str(example.image)
+        if isinstance(example, QAExample):
             return example.question, example.context
-        if isinstance(example, Choice):
-            between = f"{example.second} " if example.second else ""
-            return example.context, *(between + option for option in example.options)
+        if isinstance(example, MultipleChoiceExample):
+            prefix = f"{example.text_pair} " if example.text_pair else ""
+            return example.context, *(prefix + option for option in example.choices)
         if example is not None:
-            second = getattr(example, "second", None)
-            return example.text if second is None else (example.text, second)
-        return tuple(one.text.split("\t")) if self._judges and "\t" in one.text else one.text
+            text_pair = getattr(example, "second", None)
+            return example.text if text_pair is None else (example.text, text_pair)
+        return tuple(item.text.split("\t")) if self._has_probabilities and "\t" in item.text else item.text
 
-    def _lines(self, given: Input, found: list[Any]) -> list[str]:
-        if self._shape.as_json:
-            return [json.dumps(given.told | {"predictions": [asdict(p) for p in found]}, ensure_ascii=False)]
-        if not self._shape.scored:
-            return [p.text for p in found]
-        return [f"{given.text}\t{self._score(p.score)}\t{p.text}" for p in found]
+    def _format_lines(self, item: Input, predictions: list[Any]) -> list[str]:
+        if self._output_format.as_json:
+            return [json.dumps(item.fields | {"predictions": [asdict(p) for p in predictions]}, ensure_ascii=False)]
+        if not self._output_format.with_scores:
+            return [p.text for p in predictions]
+        return [f"{item.text}\t{self._format_score(p.score)}\t{p.text}" for p in predictions]
 
-    def _score(self, score: float) -> str:
-        return f"{math.exp(score) if self._judges and not self._measures else score:.4f}"
+    def _format_score(self, score: float) -> str:
+        return f"{math.exp(score) if self._has_probabilities and not self._is_regression else score:.4f}"
 
-    def told(self) -> list[str]:
+    def warnings(self) -> list[str]:
         """What is to be said at the end."""
         return []
 
 
-def _flat(text: str) -> str:
+def _one_line(text: str) -> str:
     """In one line, without a tab: a text out of a table may have both."""
-    return " ".join(text.split()) if any(sign in text for sign in "\t\n\r") else text
+    return " ".join(text.split()) if any(char in text for char in "\t\n\r") else text

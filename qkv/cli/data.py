@@ -14,8 +14,8 @@ import typer
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
-    from qkv.data.corpus import Corpus
-    from qkv.data.shards import Tell
+    from qkv.data.corpora.corpus import Corpus
+    from qkv.data.corpora.shards import ProgressCallback
 
 app = typer.Typer(no_args_is_help=True, help="Corpora for pretraining.")
 
@@ -36,8 +36,8 @@ def build(
             "jsonl or parquet; by default as the names end, but a .txt needs to be told."
         ),
     ] = None,
-    field: Annotated[str, typer.Option(help="Where the text is, in jsonl, parquet and datasets.")] = "text",
-    workers: Annotated[
+    text_field: Annotated[str, typer.Option(help="Where the text is, in jsonl, parquet and datasets.")] = "text",
+    num_workers: Annotated[
         int | None, typer.Option(help="Threads beside the tokeniser's own; by default 4, or one for each core.")
     ] = None,
     shard_tokens: Annotated[int | None, typer.Option(help="Tokens of a shard; what a kill costs at most.")] = None,
@@ -45,45 +45,45 @@ def build(
     """Cut text into ids, once and for all. Kill it at any moment: the same command goes on after the last shard."""
     import os
 
-    from qkv.data.corpus import Corpus
-    from qkv.data.shards import SHARD_TOKENS
-    from qkv.data.shards import build as build_shards
-    from qkv.weights.tokenisers import find_tokenisers
+    from qkv.checkpoints.tokenizers import find_tokenizers
+    from qkv.data.corpora.corpus import Corpus
+    from qkv.data.corpora.shards import SHARD_TOKENS
+    from qkv.data.corpora.shards import build_shards as build_shards
 
-    if workers is not None and workers < 0:
-        raise InputError(f"--workers is {workers}; use 0 or more")
-    tokeniser, _ = find_tokenisers(tokenizer)
-    corpus = Corpus(files, format=format, field=field)
+    if num_workers is not None and num_workers < 0:
+        raise InputError(f"--workers is {num_workers}; use 0 or more")
+    corpus_tokenizer, _ = find_tokenizers(tokenizer)
+    corpus = Corpus(files, format=format, text_field=text_field)
     with _progress(corpus) as progress:
         shards = build_shards(
             output,
             corpus,
-            tokeniser,
-            workers=min(4, os.cpu_count() or 1) if workers is None else workers,
+            corpus_tokenizer,
+            num_workers=min(4, os.cpu_count() or 1) if num_workers is None else num_workers,
             shard_tokens=SHARD_TOKENS if shard_tokens is None else shard_tokens,
-            tell=progress,
+            on_progress=progress,
         )
-    held = f"{len(shards):,} documents, {shards.tokens:,} tokens, {len(shards.meta['shards']):,} shards"
+    summary = f"{len(shards):,} documents, {shards.tokens:,} tokens, {len(shards.meta['shards']):,} shards"
     speed = f"{progress.speed():,.0f} tokens/s" if progress.tokens else "built before"
-    print(f"{output}: {held}; {speed}")
+    print(f"{output}: {summary}; {speed}")
 
 
 class _Progress:
     """Counts what this command itself has done, since its first word, and shows it."""
 
     def __init__(self) -> None:
-        self._first: tuple[float, int] | None = None  # when, and the tokens that were there before
+        self._start: tuple[float, int] | None = None  # when, and the tokens that were there before
         self.tokens = 0
-        self.show: Tell = lambda documents, tokens: None  # noqa: ARG005
+        self.display: ProgressCallback = lambda documents, tokens: None  # noqa: ARG005
 
     def __call__(self, documents: int, tokens: int) -> None:
-        self._first = self._first or (time.perf_counter(), tokens)
-        self.tokens = tokens - self._first[1]
-        self.show(documents, tokens)
+        self._start = self._start or (time.perf_counter(), tokens)
+        self.tokens = tokens - self._start[1]
+        self.display(documents, tokens)
 
     def speed(self) -> float:
         """Tokens a second."""
-        return self.tokens / (time.perf_counter() - self._first[0]) if self._first else 0.0
+        return self.tokens / (time.perf_counter() - self._start[0]) if self._start else 0.0
 
 
 @contextmanager
@@ -105,7 +105,7 @@ def _progress(corpus: Corpus) -> Iterator[_Progress]:
     with Progress(*columns, console=Console(stderr=True)) as bar:
         # A dataset's size is not known: then the bar only moves.
         task = bar.add_task("", total=corpus.size or None, documents=0, tokens=0)
-        progress.show = lambda documents, tokens: bar.update(
-            task, completed=corpus.read, documents=documents, tokens=tokens
+        progress.display = lambda documents, tokens: bar.update(
+            task, completed=corpus.bytes_read, documents=documents, tokens=tokens
         )
         yield progress

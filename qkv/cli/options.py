@@ -15,14 +15,14 @@ ModelName = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda; the GPU if there is one.")]
-Beams = Annotated[int, typer.Option(help="Beam width; 1 is greedy.")]
-Penalty = Annotated[float, typer.Option(help="Beams are ranked by log-probability / length^penalty.")]
-Limit = Annotated[int | None, typer.Option(help="Longest output in tokens; by default twice the input and 16 more.")]
-TooLong = Annotated[str, typer.Option(help="An input over the model's length: refuse or truncate.")]
-Unknown = Annotated[str, typer.Option(help="A token that was never seen in training: refuse or replace.")]
+NumBeams = Annotated[int, typer.Option(help="Beam width; 1 is greedy.")]
+LengthPenalty = Annotated[float, typer.Option(help="Beams are ranked by log-probability / length^penalty.")]
+MaxNewTokens = Annotated[int | None, typer.Option(help="Longest output in tokens; by default twice the input and 16 more.")]
+OnTooLong = Annotated[str, typer.Option(help="An input over the model's length: refuse or truncate.")]
+OnUnknown = Annotated[str, typer.Option(help="A token that was never seen in training: refuse or replace.")]
 
 # of `qkv train`: a recipe, or what one is made of
-RecipeAndChanges = Annotated[
+RecipeAndOverrides = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[RECIPE] [KEY=VALUE]...",
@@ -31,29 +31,29 @@ RecipeAndChanges = Annotated[
 ]
 RunOutput = Annotated[Path | None, typer.Option("--output", "-o", help="The run's folder; by default runs/NAME.")]
 TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard events.")]
-FindRate = Annotated[
+FindLr = Annotated[
     bool, typer.Option("--find-lr", help="Train nothing: raise the rate from step to step and suggest one.")
 ]
-Seeds = Annotated[
+NumSeeds = Annotated[
     int | None, typer.Option(help="Train so often, each time with another seed; each figure's mean and deviation.")
 ]
-Folds = Annotated[
+NumFolds = Annotated[
     int | None, typer.Option(help="The same, holding out another part of a task's training examples each time.")
 ]
 TaskName = Annotated[
     str | None, typer.Option(help="No recipe: learn classify, rate, label, tag, answer, choose or picture …")
 ]
-TaskFile = Annotated[str | None, typer.Option(help="… from this file, or folder with --format …")]
-Start = Annotated[str | None, typer.Option("--from", metavar="MODEL", help="… starting from this run or checkpoint.")]
+DataFile = Annotated[str | None, typer.Option(help="… from this file, or folder with --format …")]
+InitFrom = Annotated[str | None, typer.Option("--from", metavar="MODEL", help="… starting from this run or checkpoint.")]
 ValidFile = Annotated[str | None, typer.Option(help="Validation examples; by default a tenth of --data.")]
 DataFormat = Annotated[str | None, typer.Option(help="How --data is written; by default as its name ends.")]
 TextColumn = Annotated[str | None, typer.Option(help="The column of the texts.")]
 LabelColumn = Annotated[str | None, typer.Option(help="The column of the labels.")]
 
 
-def one_of(option: str, value: str, *known: str) -> Any:
-    if value not in known:
-        raise InputError(f"{option} is {' or '.join(known)}, not '{value}'")
+def check_choice(option: str, value: str, *choices: str) -> Any:
+    if value not in choices:
+        raise InputError(f"{option} is {' or '.join(choices)}, not '{value}'")
     return value
 
 
@@ -71,7 +71,7 @@ def check_device(device: str | None) -> None:
 def load_model(run: str | Path, device: str | None) -> Any:
     import torch
 
-    from qkv.weights import load
+    from qkv.checkpoints import load
 
     check_device(device)
     return load(run, device or ("cuda" if torch.cuda.is_available() else "cpu"))

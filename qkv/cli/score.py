@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qkv.cli.options import Device, Json, TooLong, load_model, one_of
-from qkv.cli.tables import number, show, span
+from qkv.cli.options import Device, Json, OnTooLong, check_choice, load_model
+from qkv.cli.tables import format_interval, format_number, print_table
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
-    from qkv.evaluate.confidence import Comparison, Interval
-    from qkv.evaluate.files import Sides
-    from qkv.evaluate.known import AnyMetric
+    from qkv.metrics.registry import AnyMetric
+    from qkv.metrics.score_files import ScoringData
+    from qkv.metrics.significance import Comparison, Interval
 
 Metrics = Annotated[
     list[str],
@@ -27,31 +27,31 @@ Hypotheses = Annotated[Path, typer.Option("--hyp", metavar="FILE", help="What a 
 References = Annotated[
     list[Path], typer.Option("--ref", metavar="FILE", help="What is right; for texts several files may be given.")
 ]
-Other = Annotated[
+Baseline = Annotated[
     Path | None, typer.Option(metavar="FILE", help="What another system said: the two are compared, with paired tests.")
 ]
-Bootstrap = Annotated[int, typer.Option(help="How many resamples the intervals and tests rest on; 0: none.")]
+NumResamples = Annotated[int, typer.Option(help="How many resamples the intervals and tests rest on; 0: none.")]
 Seed = Annotated[int, typer.Option(help="The same seed draws the same resamples.")]
-Level = Annotated[float, typer.Option(help="The share of resampled figures that lies within an interval.")]
+Confidence = Annotated[float, typer.Option(help="The share of resampled figures that lies within an interval.")]
 Lowercase = Annotated[bool, typer.Option("--lowercase", help="bleu, chrf, wer, cer: without regard to case.")]
 Tokenize = Annotated[str, typer.Option(help="bleu: 13a, intl, char, zh; none for text that is tokenised.")]
-Several = Annotated[str, typer.Option("--references", help="rouge: the best of several references, or their mean.")]
-Stem = Annotated[bool, typer.Option("--stem", help="rouge: compare Porter's stems.")]
-Newline = Annotated[
+MultiReference = Annotated[str, typer.Option("--references", help="rouge: the best of several references, or their mean.")]
+UseStemmer = Annotated[bool, typer.Option("--stem", help="rouge: compare Porter's stems.")]
+SentenceSeparator = Annotated[
     str,
     typer.Option(
         help="rouge: what stands between the sentences of a line, such as <q>; for Lsum.", show_default="a line's end"
     ),
 ]
 Scheme = Annotated[str, typer.Option(help="entity_f1: lenient (conlleval), or strict bio or bioes.")]
-Positive = Annotated[str | None, typer.Option(metavar="LABEL", help="f1 of this label only, as for MRPC and QQP.")]
+PositiveLabel = Annotated[str | None, typer.Option(metavar="LABEL", help="f1 of this label only, as for MRPC and QQP.")]
 Ignore = Annotated[
     list[str] | None, typer.Option(metavar="LABEL", help="f1: a label that does not count, such as O. May be repeated.")
 ]
 Column = Annotated[str | None, typer.Option(metavar="COLUMN", help="Of a table: a name from its first line, or 1, 2 …")]
-Separator = Annotated[str, typer.Option(help="What stands between the labels of one example (multilabel_f1).")]
-ByLabel = Annotated[bool, typer.Option("--by-label", help="Also precision, recall and F1 of each label or type.")]
-Each = Annotated[Path | None, typer.Option(metavar="FILE", help="Write every example's own figures here, as TSV.")]
+LabelSeparator = Annotated[str, typer.Option(help="What stands between the labels of one example (multilabel_f1).")]
+PerClass = Annotated[bool, typer.Option("--by-label", help="Also precision, recall and F1 of each label or type.")]
+PerExample = Annotated[Path | None, typer.Option(metavar="FILE", help="Write every example's own figures here, as TSV.")]
 Encoder = Annotated[str | None, typer.Option("--model", metavar="MODEL", help="bertscore: the encoder.")]
 Layer = Annotated[int | None, typer.Option(help="bertscore: whose vectors; 0 goes into the first block.")]
 Idf = Annotated[bool, typer.Option("--idf", help="bertscore: weigh rare tokens more.")]
@@ -61,230 +61,230 @@ def score(
     metric: Metrics,
     hyp: Hypotheses,
     ref: References,
-    other: Other = None,
-    bootstrap: Bootstrap = 1000,
+    baseline: Baseline = None,
+    num_resamples: NumResamples = 1000,
     seed: Seed = 0,
-    level: Level = 0.95,
+    confidence: Confidence = 0.95,
     as_json: Json = False,
     lowercase: Lowercase = False,
     tokenize: Tokenize = "13a",
-    references: Several = "best",
-    stem: Stem = False,
-    newline: Newline = "\n",
+    multi_reference: MultiReference = "best",
+    use_stemmer: UseStemmer = False,
+    sentence_separator: SentenceSeparator = "\n",
     scheme: Scheme = "lenient",
-    positive: Positive = None,
+    positive_label: PositiveLabel = None,
     ignore: Ignore = None,
     hyp_column: Column = None,
     ref_column: Column = None,
-    separator: Separator = ",",
-    by_label: ByLabel = False,
-    each: Each = None,
+    label_separator: LabelSeparator = ",",
+    per_class: PerClass = False,
+    per_example: PerExample = None,
     model: Encoder = None,
     layer: Layer = None,
     idf: Idf = False,
-    too_long: TooLong = "refuse",
+    on_too_long: OnTooLong = "refuse",
     device: Device = None,
 ) -> None:
     """Score --hyp against --ref, line by line: texts, labels, numbers, tagged words (CoNLL), answers (SQuAD's JSON)."""
-    from qkv.evaluate.entities import SCHEMES
-    from qkv.evaluate.files import Files
-    from qkv.evaluate.known import Choices
+    from qkv.metrics.entities import SCHEMES
+    from qkv.metrics.registry import MetricOptions
+    from qkv.metrics.score_files import ScoringFiles
 
-    how = Choices(
+    options = MetricOptions(
         lowercase=lowercase,
         tokenize=tokenize,
-        references=one_of("--references", references, "best", "mean"),
-        stem=stem,
-        newline=newline,
-        scheme=one_of("--scheme", scheme, *SCHEMES),
-        positive=positive,
+        multi_reference=check_choice("--references", multi_reference, "best", "mean"),
+        use_stemmer=use_stemmer,
+        sentence_separator=sentence_separator,
+        scheme=check_choice("--scheme", scheme, *SCHEMES),
+        positive_label=positive_label,
         ignore=tuple(ignore or ()),
         layer=layer,
         idf=idf,
-        too_long=one_of("--too-long", too_long, "refuse", "truncate"),
+        on_too_long=check_choice("--too-long", on_too_long, "refuse", "truncate"),
     )
     metrics = list(dict.fromkeys(metric))
-    _check_choices(
-        metrics, how, {"separator": separator != ",", "model": model is not None, "device": device is not None}
+    _check_options(
+        metrics, options, {"separator": label_separator != ",", "model": model is not None, "device": device is not None}
     )
-    if bootstrap < 0 or not 0 < level < 1:
+    if num_resamples < 0 or not 0 < confidence < 1:
         raise InputError("--bootstrap is 0 or more and --level lies between 0 and 1")
-    tags = how.scheme if "entity_f1" in metrics else None
-    files = Files(hyp, tuple(ref), other, hyp_column, ref_column, separator, tags)
-    found = _score_all(metrics, files, how, (model, device), _Draws(bootstrap, seed, level))
-    if each is not None:
-        _write_each(each, found)
-    (_print_json if as_json else _print_table)(found, by_label)
+    tags = options.scheme if "entity_f1" in metrics else None
+    files = ScoringFiles(hyp, tuple(ref), baseline, hyp_column, ref_column, label_separator, tags)
+    results = _score_metrics(metrics, files, options, (model, device), _Resampling(num_resamples, seed, confidence))
+    if per_example is not None:
+        _write_per_example(per_example, results)
+    (_print_json if as_json else _print_table)(results, per_class)
 
 
 @dataclass(frozen=True)
-class _Draws:
+class _Resampling:
     resamples: int
     seed: int
     level: float
 
     @property
-    def options(self) -> dict[str, Any]:
+    def kwargs(self) -> dict[str, Any]:
         return asdict(self)
 
 
 @dataclass(frozen=True)
-class _Scored:
+class _MetricScores:
     """One metric's figures, with what is known about each."""
 
     name: str
     metric: Any  # an AnyMetric; those of labels have a table by label too
     signature: str
-    rows: Any  # [examples, k]
-    figures: dict[str, float]
+    stats: Any  # [examples, k]
+    scores: dict[str, float]
     intervals: dict[str, Interval]
-    other: dict[str, float] = field(default_factory=dict)
+    baseline: dict[str, float] = field(default_factory=dict)
     comparisons: dict[str, Comparison] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class _Found:
-    scored: list[_Scored]
+class _ScoreResults:
+    metrics: list[_MetricScores]
     examples: int
-    draws: _Draws
+    resampling: _Resampling
     notes: list[str]
 
 
-def _check_choices(metrics: list[str], how: Any, further: dict[str, bool]) -> None:
+def _check_options(metrics: list[str], options: Any, other_options: dict[str, bool]) -> None:
     """Refuses a choice that none of the metrics takes: it would look as if it had been followed."""
-    from qkv.evaluate.known import METRICS, Choices, known
+    from qkv.metrics.registry import METRICS, MetricOptions, get_metric
 
-    taken = {choice for name in metrics for choice in known(name).takes}
-    usual = Choices()
-    made = [name for name in vars(usual) if getattr(how, name) != getattr(usual, name)]
-    for name in [*made, *(name for name, chosen in further.items() if chosen)]:
-        if name not in taken:
-            users = ", ".join(metric for metric, one in METRICS.items() if name in one.takes)
-            raise InputError(f"--{name.replace('_', '-')} changes nothing of {', '.join(metrics)}; it is for {users}")
+    accepted = {option for name in metrics for option in get_metric(name).options}
+    defaults = MetricOptions()
+    changed = [name for name in vars(defaults) if getattr(options, name) != getattr(defaults, name)]
+    for name in [*changed, *(name for name, is_set in other_options.items() if is_set)]:
+        if name not in accepted:
+            metric_names = ", ".join(metric for metric, entry in METRICS.items() if name in entry.options)
+            raise InputError(f"--{name.replace('_', '-')} changes nothing of {', '.join(metrics)}; it is for {metric_names}")
 
 
-def _score_all(
-    metrics: list[str], files: Any, how: Any, encoder: tuple[str | None, str | None], draws: _Draws
-) -> _Found:
+def _score_metrics(
+    metrics: list[str], files: Any, options: Any, encoder: tuple[str | None, str | None], resampling: _Resampling
+) -> _ScoreResults:
     import dataclasses
 
-    from qkv.evaluate.files import read_sides
-    from qkv.evaluate.known import known
+    from qkv.metrics.registry import get_metric
+    from qkv.metrics.score_files import read_scoring_files
 
-    sides: dict[str, Sides] = {}
+    data_by_kind: dict[str, ScoringData] = {}
     scored = []
     for name in metrics:  # all files are read before anything is computed: a bad one is found at once
-        kind = known(name).kind
-        if kind not in sides:
-            sides[kind] = read_sides(kind, files)
+        kind = get_metric(name).data_kind
+        if kind not in data_by_kind:
+            data_by_kind[kind] = read_scoring_files(kind, files)
     model, device = encoder
     if model is not None:
-        how = dataclasses.replace(how, model=load_model(model, device), called=model)
+        options = dataclasses.replace(options, model=load_model(model, device), called=model)
     for name in metrics:
-        side = sides[known(name).kind]
-        seen = (side.hypotheses, side.references, *([side.other] if side.other is not None else []))
-        scored.append(_score(name, known(name).make(how, seen), side, draws))
-    notes = list(dict.fromkeys(note for side in sides.values() for note in side.notes))
-    return _Found(scored, len(next(iter(sides.values())).hypotheses), draws, notes)
+        data = data_by_kind[get_metric(name).data_kind]
+        systems = (data.hypotheses, data.references, *([data.baseline] if data.baseline is not None else []))
+        scored.append(_score_metric(name, get_metric(name).make(options, systems), data, resampling))
+    notes = list(dict.fromkeys(note for data in data_by_kind.values() for note in data.notes))
+    return _ScoreResults(scored, len(next(iter(data_by_kind.values())).hypotheses), resampling, notes)
 
 
-def _score(name: str, metric: AnyMetric, side: Sides, draws: _Draws) -> _Scored:
-    from qkv.evaluate.confidence import bootstrap, compare
+def _score_metric(name: str, metric: AnyMetric, data: ScoringData, resampling: _Resampling) -> _MetricScores:
+    from qkv.metrics.significance import bootstrap, compare
 
-    rows = metric.statistics(side.hypotheses, side.references)
-    signature = metric.signature(side.references)
-    figures = metric.of(rows)
-    intervals = bootstrap(metric, rows, **draws.options) if draws.resamples else {}
-    if side.other is None:
-        return _Scored(name, metric, signature, rows, figures, intervals)
-    others = metric.statistics(side.other, side.references)
-    compared = compare(metric, rows, others, **draws.options) if draws.resamples else {}
-    return _Scored(name, metric, signature, rows, figures, intervals, metric.of(others), compared)
+    stats = metric.statistics(data.hypotheses, data.references)
+    signature = metric.signature(data.references)
+    scores = metric.compute(stats)
+    intervals = bootstrap(metric, stats, **resampling.kwargs) if resampling.resamples else {}
+    if data.baseline is None:
+        return _MetricScores(name, metric, signature, stats, scores, intervals)
+    baseline_stats = metric.statistics(data.baseline, data.references)
+    comparisons = compare(metric, stats, baseline_stats, **resampling.kwargs) if resampling.resamples else {}
+    return _MetricScores(name, metric, signature, stats, scores, intervals, metric.compute(baseline_stats), comparisons)
 
 
-def _write_each(path: Path, found: _Found) -> None:
-    from qkv.files import write_text
+def _write_per_example(path: Path, results: _ScoreResults) -> None:
+    from qkv.files import atomic_write_text
 
     columns: dict[str, list[str]] = {}
-    for one in found.scored:
-        own = one.metric.each(one.rows)
-        for figure in dict.fromkeys(figure for row in own for figure in row):
-            title = figure if figure == one.name else f"{one.name}.{figure}"
-            columns[title] = [number(row.get(figure, math.nan), one.metric.digits) for row in own]
+    for metric in results.metrics:
+        per_example = metric.metric.each(metric.stats)
+        for score_name in dict.fromkeys(score_name for row in per_example for score_name in row):
+            title = score_name if score_name == metric.name else f"{metric.name}.{score_name}"
+            columns[title] = [format_number(row.get(score_name, math.nan), metric.metric.digits) for row in per_example]
     lines = zip(*columns.values(), strict=True)
-    write_text(path, "".join("\t".join(line) + "\n" for line in [tuple(columns), *lines]))
+    atomic_write_text(path, "".join("\t".join(line) + "\n" for line in [tuple(columns), *lines]))
 
 
-def _print_json(found: _Found, by_label: bool) -> None:
+def _print_json(results: _ScoreResults, per_class: bool) -> None:
     metrics: dict[str, Any] = {}
-    for one in found.scored:
-        figures = {figure: _figure(one, figure) for figure in one.figures}
-        metrics[one.name] = {"signature": one.signature, "figures": figures}
-        if by_label and hasattr(one.metric, "by_label"):
-            metrics[one.name]["labels"] = one.metric.by_label(one.rows)
-    drawn = asdict(found.draws) if found.draws.resamples else None
-    print(json.dumps({"examples": found.examples, "metrics": metrics, "bootstrap": drawn, "notes": found.notes}))
+    for metric in results.metrics:
+        scores = {score_name: _score_fields(metric, score_name) for score_name in metric.scores}
+        metrics[metric.name] = {"signature": metric.signature, "figures": scores}
+        if per_class and hasattr(metric.metric, "by_label"):
+            metrics[metric.name]["labels"] = metric.metric.by_label(metric.stats)
+    resampling = asdict(results.resampling) if results.resampling.resamples else None
+    print(json.dumps({"examples": results.examples, "metrics": metrics, "bootstrap": resampling, "notes": results.notes}))
 
 
-def _figure(one: _Scored, figure: str) -> dict[str, Any]:
-    out: dict[str, float] = {"value": one.figures[figure]}
-    if figure in one.intervals:
-        out |= asdict(one.intervals[figure])
-    if one.other:
-        out["other"] = one.other.get(figure, math.nan)
-    if figure in one.comparisons:
-        compared = asdict(one.comparisons[figure])
-        interval = compared.pop("interval")
-        out |= {**compared, "difference_low": interval["low"], "difference_high": interval["high"]}
+def _score_fields(metric: _MetricScores, score_name: str) -> dict[str, Any]:
+    fields: dict[str, float] = {"value": metric.scores[score_name]}
+    if score_name in metric.intervals:
+        fields |= asdict(metric.intervals[score_name])
+    if metric.baseline:
+        fields["other"] = metric.baseline.get(score_name, math.nan)
+    if score_name in metric.comparisons:
+        comparison = asdict(metric.comparisons[score_name])
+        interval = comparison.pop("interval")
+        fields |= {**comparison, "difference_low": interval["low"], "difference_high": interval["high"]}
     # JSON has no word for infinite and not-a-number
-    return {key: value if math.isfinite(value) else None for key, value in out.items()}
+    return {key: value if math.isfinite(value) else None for key, value in fields.items()}
 
 
-def _print_table(found: _Found, by_label: bool) -> None:
-    paired = any(one.other for one in found.scored)
-    head = [
+def _print_table(results: _ScoreResults, per_class: bool) -> None:
+    has_baseline = any(metric.baseline for metric in results.metrics)
+    header = [
         "metric",
         "figure",
         "value",
-        *(["interval"] if found.draws.resamples else []),
-        *(["other"] if paired else []),
+        *(["interval"] if results.resampling.resamples else []),
+        *(["other"] if has_baseline else []),
     ]
-    show(head, [_row(one, figure) for one in found.scored for figure in one.figures], words=2)
-    if any(one.comparisons for one in found.scored):  # a table of its own: both fit into eighty columns
+    print_table(header, [_score_row(metric, score_name) for metric in results.metrics for score_name in metric.scores], text_columns=2)
+    if any(metric.comparisons for metric in results.metrics):  # a table of its own: both fit into eighty columns
         print()
-        head = ["metric", "figure", "difference", "interval", "p boot", "p swaps"]
-        show(head, [_compared(one, figure) for one in found.scored for figure in one.comparisons], words=2)
-    for one in found.scored if by_label else []:
-        if hasattr(one.metric, "by_label"):
+        header = ["metric", "figure", "difference", "interval", "p boot", "p swaps"]
+        print_table(header, [_comparison_row(metric, score_name) for metric in results.metrics for score_name in metric.comparisons], text_columns=2)
+    for metric in results.metrics if per_class else []:
+        if hasattr(metric.metric, "by_label"):
             print()
-            show([one.name, "precision", "recall", "f1", "support"], _labels(one))
+            print_table([metric.name, "precision", "recall", "f1", "support"], _class_rows(metric))
     print()
-    said = f"{found.examples:,} examples"
-    if found.draws.resamples:
-        said += f"; {found.draws.level:.0%} intervals from {found.draws.resamples:,} resamples, seed {found.draws.seed}"
-    print(said)
-    if any(one.comparisons for one in found.scored):
+    summary = f"{results.examples:,} examples"
+    if results.resampling.resamples:
+        summary += f"; {results.resampling.level:.0%} intervals from {results.resampling.resamples:,} resamples, seed {results.resampling.seed}"
+    print(summary)
+    if any(metric.comparisons for metric in results.metrics):
         print("p boot: paired bootstrap (Koehn 2004); p swaps: approximate randomisation (Riezler & Maxwell 2005)")
-    for line in [*(f"{one.name}: {one.signature}" for one in found.scored if one.signature), *found.notes]:
+    for line in [*(f"{metric.name}: {metric.signature}" for metric in results.metrics if metric.signature), *results.notes]:
         print(line)
 
 
-def _row(one: _Scored, figure: str) -> list[str]:
-    digits = one.metric.digits
-    row = [one.name, figure, number(one.figures[figure], digits)]
-    row += [span(one.intervals[figure].low, one.intervals[figure].high, digits)] if one.intervals else []
-    return [*row, number(one.other.get(figure, math.nan), digits)] if one.other else row
+def _score_row(metric: _MetricScores, score_name: str) -> list[str]:
+    digits = metric.metric.digits
+    row = [metric.name, score_name, format_number(metric.scores[score_name], digits)]
+    row += [format_interval(metric.intervals[score_name].low, metric.intervals[score_name].high, digits)] if metric.intervals else []
+    return [*row, format_number(metric.baseline.get(score_name, math.nan), digits)] if metric.baseline else row
 
 
-def _compared(one: _Scored, figure: str) -> list[str]:
-    digits, found = one.metric.digits, one.comparisons[figure]
-    spread = span(found.interval.low, found.interval.high, digits, sign="+")
-    chances = (f"{chance:.4f}" for chance in (found.p_bootstrap, found.p_randomisation))
-    return [one.name, figure, number(found.difference, digits, sign="+"), spread, *chances]
+def _comparison_row(metric: _MetricScores, score_name: str) -> list[str]:
+    digits, comparison = metric.metric.digits, metric.comparisons[score_name]
+    interval = format_interval(comparison.interval.low, comparison.interval.high, digits, sign="+")
+    p_values = (f"{p_value:.4f}" for p_value in (comparison.p_bootstrap, comparison.p_randomization))
+    return [metric.name, score_name, format_number(comparison.difference, digits, sign="+"), interval, *p_values]
 
 
-def _labels(one: _Scored) -> list[list[str]]:
+def _class_rows(metric: _MetricScores) -> list[list[str]]:
     return [
-        [str(label), *(number(line[f], 4) for f in ("precision", "recall", "f1")), f"{line['support']:,.0f}"]
-        for label, line in one.metric.by_label(one.rows).items()
+        [str(label), *(format_number(line[key], 4) for key in ("precision", "recall", "f1")), f"{line['support']:,.0f}"]
+        for label, line in metric.metric.by_label(metric.stats).items()
     ]

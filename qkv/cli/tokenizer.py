@@ -9,25 +9,25 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qkv.cli.checkpoints import Output, _free
-from qkv.cli.options import Json, one_of
+from qkv.cli.checkpoints import Output, check_output_free
+from qkv.cli.options import Json, check_choice
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
-    from qkv.text.engine import Framed
-    from qkv.text.template import Template
-    from qkv.text.tokeniser import Tokeniser
+    from qkv.tokenization.backend import Encoding
+    from qkv.tokenization.template import Template
+    from qkv.tokenization.tokenizer import Tokenizer
 
 app = typer.Typer(no_args_is_help=True, help="Tokenisers: learn one from text, see how one cuts a text.")
 
 KINDS = ("wordpiece", "byte_bpe", "word_bpe", "unigram")
-_TABLES = (".jsonl", ".ndjson", ".json", ".parquet")
+_TABLE_SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet")
 
 
 @app.command("train")
 def train(
     files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Text, .jsonl or .parquet; also .gz and .zst.")],
-    size: Annotated[int, typer.Option(help="How many tokens at most, the special ones included.")],
+    vocab_size: Annotated[int, typer.Option(help="How many tokens at most, the special ones included.")],
     output: Output,
     family: Annotated[
         str | None, typer.Option(help="For this family: its kind, its special tokens, its template.")
@@ -36,7 +36,7 @@ def train(
     lowercase: Annotated[
         bool | None, typer.Option("--lowercase/--cased", help="By default as the family has it.")
     ] = None,
-    field: Annotated[
+    text_field: Annotated[
         str, typer.Option(help="The field of .jsonl, or the column of .parquet, that holds text.")
     ] = "text",
     format: Annotated[
@@ -44,18 +44,18 @@ def train(
     ] = None,
 ) -> None:
     """Learn a vocabulary; the folder that is written serves qkv and transformers alike."""
-    from qkv.text.huggingface import write_tokenisers
-    from qkv.text.tokeniser import train_tokeniser
+    from qkv.tokenization.hf import save_tokenizers
+    from qkv.tokenization.tokenizer import train_tokenizer
 
     if (family is None) == (kind is None):
         raise InputError("give --family (such as bert) or --kind (such as wordpiece), and not both")
     template = None if family is None else _template(family)
-    chosen = one_of("--kind", kind, *KINDS) if template is None else template.kind
-    _free(output)
-    texts = _texts(files, format, field)
-    made = train_tokeniser(chosen, texts, size=size, lowercase=lowercase, template=template)
-    write_tokenisers(output, made, made)
-    print(f"{output}: {chosen}, {made.size:,} tokens{f', for {family}' if family else ''}")
+    selected_kind = check_choice("--kind", kind, *KINDS) if template is None else template.kind
+    check_output_free(output)
+    texts = _iter_texts(files, format, text_field)
+    tokenizer = train_tokenizer(selected_kind, texts, vocab_size=vocab_size, lowercase=lowercase, template=template)
+    save_tokenizers(output, tokenizer, tokenizer)
+    print(f"{output}: {selected_kind}, {tokenizer.vocab_size:,} tokens{f', for {family}' if family else ''}")
 
 
 @app.command("show")
@@ -65,63 +65,63 @@ def show(
         typer.Argument(metavar="MODEL|TOKENIZER", help="A run, a checkpoint, a tokeniser's folder or its JSON file."),
     ],
     text: Annotated[str, typer.Argument(metavar="TEXT")],
-    pair: Annotated[str | None, typer.Option(help="A second text.")] = None,
-    special: Annotated[bool, typer.Option("--special", help="Read [MASK] and its like in the text as such.")] = False,
+    text_pair: Annotated[str | None, typer.Option(help="A second text.")] = None,
+    parse_special_tokens: Annotated[bool, typer.Option("--special", help="Read [MASK] and its like in the text as such.")] = False,
     target: Annotated[bool, typer.Option("--target", help="The target's tokeniser, where it is another one.")] = False,
     as_json: Json = False,
 ) -> None:
     """How a text is cut: each token with its id, the characters that it stands for, and its segment."""
-    from qkv.weights.tokenisers import find_tokenisers
+    from qkv.checkpoints.tokenizers import find_tokenizers
 
-    tokeniser = find_tokenisers(name)[int(target)]
-    found = tokeniser.frame(text, pair, special=special)
-    rows = list(_rows(tokeniser, found, (text, pair or "")))
+    tokenizer = find_tokenizers(name)[int(target)]
+    encoding = tokenizer.encode_plus(text, text_pair, parse_special_tokens=parse_special_tokens)
+    rows = list(_rows(tokenizer, encoding, (text, text_pair or "")))
     if as_json:
-        print(json.dumps({"text": text, "pair": pair, "size": tokeniser.size, "tokens": rows}, ensure_ascii=False))
+        print(json.dumps({"text": text, "pair": text_pair, "size": tokenizer.vocab_size, "tokens": rows}, ensure_ascii=False))
         return
     width = max([5, *(len(str(row["token"])) for row in rows)])
     print(f"{'token':<{width}} {'id':>7}  {'segment':>7}  characters")
     for row in rows:
-        place = "" if row["part"] is None else f"{row['begin']}-{row['end']} {row['characters']!r}"
-        print(f"{row['token']!s:<{width}} {row['id']:>7}  {row['segment']:>7}  {place}".rstrip())
-    unknown = sum(row["id"] == tokeniser.unk for row in rows)
-    print(f"{len(rows)} tokens of {tokeniser.size:,}{f', {unknown} unknown' if unknown else ''}")
+        characters = "" if row["part"] is None else f"{row['begin']}-{row['end']} {row['characters']!r}"
+        print(f"{row['token']!s:<{width}} {row['id']:>7}  {row['segment']:>7}  {characters}".rstrip())
+    unknown = sum(row["id"] == tokenizer.unk_id for row in rows)
+    print(f"{len(rows)} tokens of {tokenizer.vocab_size:,}{f', {unknown} unknown' if unknown else ''}")
 
 
 def _template(family: str) -> Template:
     from qkv import families
 
-    template: Template | None = getattr(families.family(family), "TEMPLATE", None)
+    template: Template | None = getattr(families.get_family(family), "TEMPLATE", None)
     if template is None:
-        known = [name for name in families.names() if hasattr(families.family(name), "TEMPLATE")]
+        known = [name for name in families.names() if hasattr(families.get_family(name), "TEMPLATE")]
         raise InputError(f"--family: '{family}' has no tokeniser of its own; use --kind, or one of {', '.join(known)}")
     return template
 
 
-def _texts(files: list[str], format: str | None, field: str) -> Iterator[str]:
+def _iter_texts(files: list[str], format: str | None, text_field: str) -> Iterator[str]:
     """Documents one at a time; where one ends does not matter here, so that plain text is read line by line."""
-    from qkv.data.corpus import Corpus
+    from qkv.data.corpora.corpus import Corpus
 
-    corpora = [Corpus([file], format=format or _format(file), field=field) for file in files]
+    corpora = [Corpus([file], format=format or _default_format(file), text_field=text_field) for file in files]
     return (document.text for corpus in corpora for document in corpus)
 
 
-def _format(file: str) -> str | None:
+def _default_format(file: str) -> str | None:
     name = file.lower().removesuffix(".gz").removesuffix(".zst")
-    tells = name.endswith(_TABLES) or name.startswith("datasets:") or Path(file).is_dir()
-    return None if tells else "lines"
+    has_own_format = name.endswith(_TABLE_SUFFIXES) or name.startswith("datasets:") or Path(file).is_dir()
+    return None if has_own_format else "lines"
 
 
-def _rows(tokeniser: Tokeniser, found: Framed, texts: tuple[str, str]) -> Iterator[dict[str, object]]:
-    columns = zip(found.ids, found.segments, found.offsets, found.words, found.parts, strict=True)
-    for number, segment, (begin, end), word, part in columns:
+def _rows(tokenizer: Tokenizer, encoding: Encoding, texts: tuple[str, str]) -> Iterator[dict[str, object]]:
+    columns = zip(encoding.ids, encoding.token_type_ids, encoding.offsets, encoding.word_ids, encoding.sequence_ids, strict=True)
+    for token_id, token_type_id, (start, end), word_id, sequence_id in columns:
         yield {
-            "token": tokeniser.engine.name(number),
-            "id": number,
-            "segment": segment,
-            "part": part,
-            "word": word,
-            "begin": None if part is None else begin,
-            "end": None if part is None else end,
-            "characters": None if part is None else texts[part][begin:end],
+            "token": tokenizer.backend.id_to_token(token_id),
+            "id": token_id,
+            "segment": token_type_id,
+            "part": sequence_id,
+            "word": word_id,
+            "begin": None if sequence_id is None else start,
+            "end": None if sequence_id is None else end,
+            "characters": None if sequence_id is None else texts[sequence_id][start:end],
         }

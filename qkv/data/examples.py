@@ -17,16 +17,16 @@ import numpy.typing as npt
 
 from qkv.errors import InputError
 
-Kind = TypeVar("Kind")
+ExampleT = TypeVar("Kind")
 
 # A class, a number (regression), several classes at once (perhaps none), or None where nobody has said.
 Label = str | float | tuple[str, ...] | None
 
 
-class Examples(list[Kind]):
+class Examples(list[ExampleT]):
     """What was read of a file, with one line for each thing in it that was skipped."""
 
-    def __init__(self, examples: Iterable[Kind] = (), skipped: Iterable[str] = ()) -> None:
+    def __init__(self, examples: Iterable[ExampleT] = (), skipped: Iterable[str] = ()) -> None:
         super().__init__(examples)
         self.skipped = list(skipped)
 
@@ -38,35 +38,35 @@ class Span:
     start: int
     end: int
     name: str = ""  # what is marked: a slot, or which of two mentions
-    second: bool = False  # counted in the second text
+    in_text_pair: bool = False  # counted in the second text
 
 
 @dataclass(frozen=True, slots=True)
-class Labelled:
+class TextExample:
     """One text or two with their label, and the places in them that the label is about."""
 
     text: str
-    where: str
-    second: str | None = None
+    location: str
+    text_pair: str | None = None
     label: Label = None
     spans: tuple[Span, ...] = ()
     id: str = ""
     group: str = ""  # the same in examples that a metric takes together, e.g. the answers to one question of MultiRC
 
-    def marked(self, span: Span) -> str:
+    def span_text(self, span: Span) -> str:
         """The characters of a span."""
-        return ((self.second or "") if span.second else self.text)[span.start : span.end]
+        return ((self.text_pair or "") if span.in_text_pair else self.text)[span.start : span.end]
 
 
 @dataclass(frozen=True, slots=True)
-class Tagged:
+class TaggedExample:
     """The words of a sentence with a tag each; `text[start : start + len(word)]` is the word."""
 
     text: str
     words: tuple[str, ...]
-    starts: tuple[int, ...]
+    word_starts: tuple[int, ...]
     tags: tuple[str, ...] | None
-    where: str
+    location: str
     id: str = ""
 
 
@@ -79,28 +79,28 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class QAExample:
     """A question whose answer stands in its context; of several answers each is right."""
 
     id: str
     question: str
     context: str
     answers: tuple[Answer, ...]
-    where: str
+    location: str
     answerable: bool | None = True  # None where nobody has said, as in a test set
     candidates: tuple[Answer, ...] = ()  # what the answer is to be chosen from (ReCoRD's entities), if not any span
     title: str = ""  # of the article that the context is from
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class MultipleChoiceExample:
     """A context, perhaps a second part between it and the options, and which option is right."""
 
     context: str
-    options: tuple[str, ...]
-    right: int | None
-    where: str
-    second: str | None = None
+    choices: tuple[str, ...]
+    label: int | None
+    location: str
+    text_pair: str | None = None
     id: str = ""
 
 
@@ -108,28 +108,28 @@ Pixels = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # arrays have no single truth value to compare by
-class Pictured:
+class ImageExample:
     """A picture and the class of what it shows."""
 
-    picture: Pixels | Path  # [H, W] or [H, W, C], a view of a larger array; or a file, opened when it is needed
-    where: str
+    image: Pixels | Path  # [H, W] or [H, W, C], a view of a larger array; or a file, opened when it is needed
+    location: str
     label: str | None = None
     id: str = ""
 
-    def content(self) -> bytes:
+    def content_hash(self) -> bytes:
         """The same for the same picture, wherever it lies."""
-        if isinstance(self.picture, Path):
+        if isinstance(self.image, Path):
             try:
-                said = self.picture.read_bytes()
+                content = self.image.read_bytes()
             except OSError as error:
-                raise InputError(f"{self.where}: cannot be read ({error.strerror})") from None
+                raise InputError(f"{self.location}: cannot be read ({error.strerror})") from None
         else:
-            said = str(self.picture.shape).encode() + self.picture.tobytes()
-        return hashlib.blake2b(said, digest_size=16).digest()
+            content = str(self.image.shape).encode() + self.image.tobytes()
+        return hashlib.blake2b(content, digest_size=16).digest()
 
 
-def refuse_outside(start: int, end: int, text: str, where: str, what: str = "span") -> None:
+def check_span(start: int, end: int, text: str, location: str, span_name: str = "span") -> None:
     """A span has to lie in its text and to hold a character."""
     if not 0 <= start < end <= len(text):
-        held = f"the text has {len(text)} characters" if start < end else "it holds no character"
-        raise InputError(f"{where}: the {what} {start}–{end} lies outside its text: {held}; correct its offsets")
+        reason = f"the text has {len(text)} characters" if start < end else "it holds no character"
+        raise InputError(f"{location}: the {span_name} {start}–{end} lies outside its text: {reason}; correct its offsets")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from qkv.errors import InputError
 
-REST = "train"
+TRAIN = "train"
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,56 +17,56 @@ class Pair:
 
     source: str
     target: str
-    where: str
+    location: str
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
+class SourceWithReferences:
     """One source with all the targets that count as right; `where` is the place of the first."""
 
     source: str
     references: tuple[str, ...]
-    where: str
+    location: str
 
 
-def group(pairs: Iterable[Pair]) -> list[Example]:
+def group_by_source(pairs: Iterable[Pair]) -> list[SourceWithReferences]:
     """Gather the targets of each source; sources and targets in first-seen order, equal targets once."""
     targets: dict[str, dict[str, None]] = {}  # inner dict: a set that keeps its order
-    places: dict[str, str] = {}
+    locations: dict[str, str] = {}
     for pair in pairs:
         targets.setdefault(pair.source, {})[pair.target] = None
-        places.setdefault(pair.source, pair.where)
-    return [Example(source, tuple(found), places[source]) for source, found in targets.items()]
+        locations.setdefault(pair.source, pair.location)
+    return [SourceWithReferences(source, tuple(references), locations[source]) for source, references in targets.items()]
 
 
-def hold_out(pairs: Iterable[Pair], shares: Mapping[str, float], salt: str = "") -> dict[str, list[Pair]]:
+def split_by_hash(pairs: Iterable[Pair], fractions: Mapping[str, float], salt: str = "") -> dict[str, list[Pair]]:
     """Split into the parts named in `shares` and "train" for the rest, by a hash of the source.
 
     A source falls in the same part whatever else the data holds and in whatever order, so all its variants stay
     together, and new lines never move old ones between train and test. Shares are met in expectation, not exactly.
     """
-    _check_shares(shares)
+    _check_fractions(fractions)
     ceilings: list[tuple[float, str]] = []
     total = 0.0
-    for name in sorted(shares):  # sorted: a config that comes back with its keys in another order splits the same
-        total += shares[name]
+    for name in sorted(fractions):  # sorted: a config that comes back with its keys in another order splits the same
+        total += fractions[name]
         ceilings.append((total, name))
-    parts: dict[str, list[Pair]] = {name: [] for name in [*shares, REST]}
+    splits: dict[str, list[Pair]] = {name: [] for name in [*fractions, TRAIN]}
     for pair in pairs:
-        place = unit_hash(pair.source, salt)
-        parts[next((name for ceiling, name in ceilings if place < ceiling), REST)].append(pair)
-    return parts
+        hash_value = unit_hash(pair.source, salt)
+        splits[next((name for ceiling, name in ceilings if hash_value < ceiling), TRAIN)].append(pair)
+    return splits
 
 
-def _check_shares(shares: Mapping[str, float]) -> None:
-    if REST in shares:
-        raise InputError(f"hold_out: '{REST}' is the name of the rest; leave it out of the shares")
-    for name, share in shares.items():
-        if not 0 < share < 1:
-            raise InputError(f"hold_out: the share of '{name}' is {share}; set it between 0 and 1")
-    total = sum(shares.values())
+def _check_fractions(fractions: Mapping[str, float]) -> None:
+    if TRAIN in fractions:
+        raise InputError(f"hold_out: '{TRAIN}' is the name of the rest; leave it out of the shares")
+    for name, fraction in fractions.items():
+        if not 0 < fraction < 1:
+            raise InputError(f"hold_out: the share of '{name}' is {fraction}; set it between 0 and 1")
+    total = sum(fractions.values())
     if total >= 1:
-        raise InputError(f"hold_out: the shares sum to {total:g} and leave nothing for '{REST}'; keep the sum below 1")
+        raise InputError(f"hold_out: the shares sum to {total:g} and leave nothing for '{TRAIN}'; keep the sum below 1")
 
 
 def unit_hash(source: str, salt: str = "") -> float:

@@ -9,8 +9,8 @@ import importlib
 import pkgutil
 from types import ModuleType
 
-from qkv.errors import InputError, nearest
-from qkv.text.template import Template
+from qkv.errors import InputError, did_you_mean
+from qkv.tokenization.template import Template
 
 
 def names() -> list[str]:
@@ -18,25 +18,25 @@ def names() -> list[str]:
     return sorted(m.name for m in pkgutil.iter_modules(__path__))
 
 
-def family(name: str) -> ModuleType:
+def get_family(name: str) -> ModuleType:
     """A family's module: `SIZES` (name -> Shape), `Shape`, `spec(shape, vocabularies …)`."""
     if name not in names():
-        raise InputError(f"model.family: no family '{name}'; {nearest(name, names())}")
+        raise InputError(f"model.family: no family '{name}'; {did_you_mean(name, names())}")
     return importlib.import_module(f"{__name__}.{name}")
 
 
-def templates() -> tuple[Template, ...]:
+def tokenizer_templates() -> tuple[Template, ...]:
     """The input templates of the families that read text, each once."""
-    found: list[Template] = []
-    for one in map(family, names()):
-        if hasattr(one, "TEMPLATE") and one.TEMPLATE not in found:
-            found.append(one.TEMPLATE)
-    return tuple(found)
+    unique_templates: list[Template] = []
+    for module in map(get_family, names()):
+        if hasattr(module, "TEMPLATE") and module.TEMPLATE not in unique_templates:
+            unique_templates.append(module.TEMPLATE)
+    return tuple(unique_templates)
 
 
-def of_model_type(model_type: str, where: str) -> ModuleType:
+def by_model_type(model_type: str, location: str) -> ModuleType:
     """The family that Hugging Face calls `model_type` in a config.json."""
-    known = {f.HUGGING_FACE.model_type: f for f in map(family, names()) if hasattr(f, "HUGGING_FACE")}
-    if model_type not in known:
-        raise InputError(f"{where}: qkv has no family for model_type '{model_type}'; {nearest(model_type, known)}")
-    return known[model_type]
+    families_by_type = {f.HUGGING_FACE.model_type: f for f in map(get_family, names()) if hasattr(f, "HUGGING_FACE")}
+    if model_type not in families_by_type:
+        raise InputError(f"{location}: qkv has no family for model_type '{model_type}'; {did_you_mean(model_type, families_by_type)}")
+    return families_by_type[model_type]

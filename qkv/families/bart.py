@@ -11,111 +11,111 @@ from typing import Literal
 
 from qkv import spec as s
 from qkv.families import roberta, transformer
-from qkv.weights.format import ACTIVATIONS, Architecture, Config, Format, Setting
-from qkv.weights.rules import Drop, Rename, Tie
+from qkv.families.hf.format import ACTIVATIONS, Architecture, ConfigKey, HFConfig, HFFormat
+from qkv.families.hf.rules import Drop, Rename, Tie
 
 PAPER = "Lewis et al. 2020"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape(transformer.Shape):
+class Config(transformer.Config):
     """What a recipe may say of a BART, beside what it may say of a Transformer."""
 
-    width: int = 1024
+    d_model: int = 1024
     heads: int = 16
     layers: int = 12
-    hidden: int = 4096
+    d_ff: int = 4096
     decoder_heads: int = 16
     decoder_layers: int = 12
-    decoder_hidden: int = 4096
+    decoder_d_ff: int = 4096
     activation: s.Activation = "gelu"
     activation_dropout: float = 0.0
-    head_dropout: float = 0.0  # of the classifier
+    classifier_dropout: float = 0.0  # of the classifier
     position: Literal["sinusoid", "learned", "none"] = "learned"
-    length: int = 1024
-    scale: bool = False  # the embedding by the root of its width
+    max_length: int = 1024
+    scale_embedding: bool = False  # the embedding by the root of its width
     embedding_norm: bool = True
-    shared: bool = True
-    spread: float = 0.02
+    share_embeddings: bool = True
+    init_std: float = 0.02
 
 
-SIZES = {
-    "base": Shape(width=768, heads=12, layers=6, hidden=3072, decoder_heads=12, decoder_layers=6, decoder_hidden=3072),
-    "large": Shape(),
+PRESETS = {
+    "base": Config(d_model=768, heads=12, layers=6, d_ff=3072, decoder_heads=12, decoder_layers=6, decoder_d_ff=3072),
+    "large": Config(),
 }
 
 
-def spec(
-    shape: Shape,
+def make_spec(
+    config: Config,
     *,
-    source: int = 50265,
-    target: int = 50265,
-    start: int = 2,
-    end: int = 2,
-    pad: int = 1,
+    source_vocab_size: int = 50265,
+    target_vocab_size: int = 50265,
+    bos_id: int = 2,
+    eos_id: int = 2,
+    pad_id: int = 1,
     head: str = "generation",
     labels: tuple[str, ...] = ("no", "yes"),
 ) -> s.Model:
     """An encoder-decoder under one of its heads; `body` is none."""
-    plain = transformer.spec(shape, source=source, target=target, start=start, end=end)
-    dropped = {"dropout": shape.head_dropout, "dropout_first": True}
+    base_spec = transformer.make_spec(config, source_vocab_size=source_vocab_size, target_vocab_size=target_vocab_size, bos_id=bos_id, eos_id=eos_id)
+    dropout_fields = {"dropout": config.classifier_dropout, "dropout_first": True}
     heads = {
-        "generation": s.replace(plain.head, offset=True),
-        "sequence": s.label_head("sequence", shape.width, labels, pool="last", dense="tanh", **dropped),
-        "span": s.label_head("span", shape.width, labels),
+        "generation": s.replace(base_spec.head, offset=True),
+        "sequence": s.classification_head("sequence", config.d_model, labels, pool="last", dense="tanh", **dropout_fields),
+        "span": s.classification_head("span", config.d_model, labels),
     }
-    fields = {"scale": shape.scale, "padding": pad, "norm": s.Norm() if shape.embedding_norm else None}
-    fields["offset"] = 2 if shape.position == "learned" else 0
+    embedding_fields = {"scale": config.scale_embedding, "padding": pad_id, "norm": s.Norm() if config.embedding_norm else None}
+    embedding_fields["offset"] = 2 if config.position == "learned" else 0
     return s.replace(
-        plain,
+        base_spec,
         family="bart",
-        source=s.replace(plain.source, **fields),
-        encoder=_stack(plain.encoder, shape, shape.heads, shape.hidden),
-        target=s.replace(plain.target, **fields),
-        decoder=_stack(plain.decoder, shape, shape.decoder_heads, shape.decoder_hidden),
-        head=s.chosen(heads, head),
-        spread=shape.spread,
+        source=s.replace(base_spec.source_embedding, **embedding_fields),
+        encoder=_adapt_stack(base_spec.encoder, config, config.heads, config.d_ff),
+        target=s.replace(base_spec.target_embedding, **embedding_fields),
+        decoder=_adapt_stack(base_spec.decoder, config, config.decoder_heads, config.decoder_d_ff),
+        head=s.select_head(heads, head),
+        spread=config.init_std,
     )
 
 
-def _stack(stack: s.Stack, shape: Shape, heads: int, hidden: int) -> s.Stack:
+def _adapt_stack(stack: s.TransformerStack, config: Config, heads: int, d_ff: int) -> s.TransformerStack:
     """The Transformer's with its own heads and hidden width, and dropout behind the activation."""
-    attention = s.replace(stack.block.attention, heads=heads)
-    feedforward = s.replace(stack.block.feedforward, hidden=hidden, dropout=shape.activation_dropout)
-    cross = None if stack.block.cross is None else attention
-    return s.replace(stack, block=s.replace(stack.block, attention=attention, cross=cross, feedforward=feedforward))
+    attention = s.replace(stack.block.self_attention, heads=heads)
+    feedforward = s.replace(stack.block.feedforward, hidden=d_ff, dropout=config.activation_dropout)
+    cross_attention = None if stack.block.cross_attention is None else attention
+    return s.replace(stack, block=s.replace(stack.block, attention=attention, cross=cross_attention, feedforward=feedforward))
 
 
-TEMPLATE = roberta.TEMPLATE
+TOKENIZER_TEMPLATE = roberta.TOKENIZER_TEMPLATE
 
-SETTINGS = (
-    Setting("vocab_size", "source", "source.vocabulary"),
-    Setting("d_model", "width", "source.width"),
-    Setting("encoder_layers", "layers", "encoder.depth"),
-    Setting("decoder_layers", "decoder_layers", "decoder.depth"),
-    Setting("encoder_attention_heads", "heads", "encoder.block.attention.heads"),
-    Setting("decoder_attention_heads", "decoder_heads", "decoder.block.attention.heads"),
-    Setting("encoder_ffn_dim", "hidden", "encoder.block.feedforward.hidden"),
-    Setting("decoder_ffn_dim", "decoder_hidden", "decoder.block.feedforward.hidden"),
-    Setting("activation_function", "activation", "encoder.block.feedforward.activation", ACTIVATIONS),
-    Setting("dropout", "dropout", "encoder.block.dropout"),
-    Setting("attention_dropout", "attention_dropout", "encoder.block.attention.dropout"),
-    Setting("activation_dropout", "activation_dropout", "encoder.block.feedforward.dropout"),
-    Setting("max_position_embeddings", "length", "source.length"),
-    Setting("scale_embedding", "scale", "source.scale"),
-    Setting("init_std", "spread", "spread"),
-    Setting("decoder_start_token_id", "start", "start"),
-    Setting("eos_token_id", "end", "end"),
+HF_CONFIG_KEYS = (
+    ConfigKey("vocab_size", "source", "source.vocabulary"),
+    ConfigKey("d_model", "width", "source.width"),
+    ConfigKey("encoder_layers", "layers", "encoder.depth"),
+    ConfigKey("decoder_layers", "decoder_layers", "decoder.depth"),
+    ConfigKey("encoder_attention_heads", "heads", "encoder.block.attention.heads"),
+    ConfigKey("decoder_attention_heads", "decoder_heads", "decoder.block.attention.heads"),
+    ConfigKey("encoder_ffn_dim", "hidden", "encoder.block.feedforward.hidden"),
+    ConfigKey("decoder_ffn_dim", "decoder_hidden", "decoder.block.feedforward.hidden"),
+    ConfigKey("activation_function", "activation", "encoder.block.feedforward.activation", ACTIVATIONS),
+    ConfigKey("dropout", "dropout", "encoder.block.dropout"),
+    ConfigKey("attention_dropout", "attention_dropout", "encoder.block.attention.dropout"),
+    ConfigKey("activation_dropout", "activation_dropout", "encoder.block.feedforward.dropout"),
+    ConfigKey("max_position_embeddings", "length", "source.length"),
+    ConfigKey("scale_embedding", "scale", "source.scale"),
+    ConfigKey("init_std", "spread", "spread"),
+    ConfigKey("decoder_start_token_id", "start", "start"),
+    ConfigKey("eos_token_id", "end", "end"),
 )
-OWN_SETTINGS = (
-    Setting("vocab_size", "target", "target.vocabulary"),
-    Setting("pad_token_id", "pad", "source.padding"),
-    Setting("classifier_dropout", "head_dropout", "head.dropout", only=("sequence",)),
+BART_CONFIG_KEYS = (
+    ConfigKey("vocab_size", "target", "target.vocabulary"),
+    ConfigKey("pad_token_id", "pad", "source.padding"),
+    ConfigKey("classifier_dropout", "head_dropout", "head.dropout", heads=("sequence",)),
 )
-FIXED = {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0, "is_decoder": False, "is_encoder_decoder": True}
-FIXED |= {"normalize_before": False, "add_final_layer_norm": False, "add_bias_logits": False}  # of old configs
+HF_SUPPORTED_VALUES = {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0, "is_decoder": False, "is_encoder_decoder": True}
+HF_SUPPORTED_VALUES |= {"normalize_before": False, "add_final_layer_norm": False, "add_bias_logits": False}  # of old configs
 
-NAMES = {
+LAYER_NAMES = {
     "self_attn.q_proj": "attention.q",
     "self_attn.k_proj": "attention.k",
     "self_attn.v_proj": "attention.v",
@@ -130,46 +130,46 @@ NAMES = {
     "fc2": "feedforward.down",
     "final_layer_norm": "around_feedforward.norm",
 }
-LAYERS = tuple(
-    Rename(f"model.{side}.layers.{{i}}.{theirs}.{{p}}", f"{side}.blocks.{{i}}.{ours}.{{p}}")
+LAYER_RULES = tuple(
+    Rename(f"model.{side}.layers.{{i}}.{hf_name}.{{p}}", f"{side}.blocks.{{i}}.{qkv_name}.{{p}}")
     for side in ("encoder", "decoder")
-    for theirs, ours in NAMES.items()
+    for hf_name, qkv_name in LAYER_NAMES.items()
 )
-ONE_TABLE = (
+SHARED_EMBEDDING_RULES = (
     Rename("model.shared.weight", "source.tokens.weight"),
     Tie("model.encoder.embed_tokens.weight", "model.shared.weight"),
     Tie("model.decoder.embed_tokens.weight", "model.shared.weight"),
 )
-EMBEDDINGS = (
+EMBEDDING_RULES = (
     Rename("model.encoder.embed_positions.weight", "source.position.weight"),
     Rename("model.decoder.embed_positions.weight", "target.position.weight"),
     Rename("model.encoder.layernorm_embedding.{p}", "source.norm.{p}"),
     Rename("model.decoder.layernorm_embedding.{p}", "target.norm.{p}"),
     Drop("model.{side}.version"),  # a number that fairseq left
 )
-GENERATION = (Rename("lm_head.weight", "head.linear.weight"), Rename("final_logits_bias", "head.offset"))
+LM_HEAD_RULES = (Rename("lm_head.weight", "head.linear.weight"), Rename("final_logits_bias", "head.offset"))
 
 
-def ending(config: Config) -> Config:
+def set_forced_eos(hf_config: HFConfig) -> HFConfig:
     """Their class would take another checkpoint's end for the one that a limit forces."""
-    return config | {"forced_eos_token_id": config["eos_token_id"]}
+    return hf_config | {"forced_eos_token_id": hf_config["eos_token_id"]}
 
 
-HUGGING_FACE = Format(
+HF_FORMAT = HFFormat(
     model_type="bart",
     prefix="model.",
     architectures={
         "BartForConditionalGeneration": Architecture("generation"),
         "BartForSequenceClassification": Architecture("sequence"),
         "BartForQuestionAnswering": Architecture("span"),
-        "BartModel": Architecture("body", bare=True),
+        "BartModel": Architecture("body", no_prefix=True),
     },
-    settings=(*SETTINGS, *OWN_SETTINGS),
-    fixed={**FIXED, "normalize_embedding": True, "tie_word_embeddings": True},
-    write=ending,
-    body=(*ONE_TABLE, *EMBEDDINGS, *LAYERS),
-    heads={
-        "generation": GENERATION,
+    config_keys=(*HF_CONFIG_KEYS, *BART_CONFIG_KEYS),
+    supported_values={**HF_SUPPORTED_VALUES, "normalize_embedding": True, "tie_word_embeddings": True},
+    to_hf_config=set_forced_eos,
+    backbone_rules=(*SHARED_EMBEDDING_RULES, *EMBEDDING_RULES, *LAYER_RULES),
+    head_rules={
+        "generation": LM_HEAD_RULES,
         "sequence": (
             Rename("classification_head.dense.{p}", "head.dense.{p}"),
             Rename("classification_head.out_proj.{p}", "head.linear.{p}"),

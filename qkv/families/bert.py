@@ -9,124 +9,124 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qkv import spec as s
-from qkv.text.template import Template
-from qkv.weights.format import ACTIVATIONS, Architecture, Format, Setting
-from qkv.weights.rules import Copy, Drop, Rename, Rule, Tie
+from qkv.families.hf.format import ACTIVATIONS, Architecture, ConfigKey, HFFormat
+from qkv.families.hf.rules import Drop, ExportDuplicate, Rename, Rule, Tie
+from qkv.tokenization.template import Template
 
 PAPER = "Devlin et al. 2019"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class Config:
     """What a recipe may say of a BERT."""
 
-    width: int = 768
+    d_model: int = 768
     heads: int = 12
     layers: int = 12
-    hidden: int = 3072
+    d_ff: int = 3072
     activation: s.Activation = "gelu"
     dropout: float = 0.1
     attention_dropout: float = 0.1
-    length: int = 512
-    segments: int = 2
-    epsilon: float = 1e-12
-    tied: bool = True
-    head_dropout: float | None = None  # of those heads that have one; None: as `dropout`
-    spread: float = 0.02
+    max_length: int = 512
+    num_segments: int = 2
+    norm_eps: float = 1e-12
+    tie_embeddings: bool = True
+    classifier_dropout: float | None = None  # of those heads that have one; None: as `dropout`
+    init_std: float = 0.02
 
 
-SIZES = {
-    "mini": Shape(width=256, heads=4, layers=4, hidden=1024),
-    "base": Shape(),
-    "large": Shape(width=1024, heads=16, layers=24, hidden=4096),
+PRESETS = {
+    "mini": Config(d_model=256, heads=4, layers=4, d_ff=1024),
+    "base": Config(),
+    "large": Config(d_model=1024, heads=16, layers=24, d_ff=4096),
 }
 
 
-def encoder(shape: Shape) -> s.Stack:
+def encoder_spec(config: Config) -> s.TransformerStack:
     block = s.Block(
-        attention=s.Attention(width=shape.width, heads=shape.heads, dropout=shape.attention_dropout),
-        feedforward=s.FeedForward(width=shape.width, hidden=shape.hidden, activation=shape.activation),
-        norm=s.Norm(epsilon=shape.epsilon),
-        dropout=shape.dropout,
+        self_attention=s.Attention(query_dim=config.d_model, heads=config.heads, dropout=config.attention_dropout),
+        feedforward=s.FeedForward(d_model=config.d_model, d_ff=config.d_ff, activation=config.activation),
+        norm=s.Norm(eps=config.norm_eps),
+        dropout=config.dropout,
     )
-    return s.Stack(block=block, depth=shape.layers)
+    return s.TransformerStack(block=block, num_layers=config.layers)
 
 
-def heads(shape: Shape, source: int, labels: tuple[str, ...]) -> dict[str, s.Head]:
+def make_heads(config: Config, vocab_size: int, labels: tuple[str, ...]) -> dict[str, s.Head]:
     """Each head by its name; the paper's pooler is the dense layer of those that judge a sequence."""
-    width, drop = shape.width, shape.dropout if shape.head_dropout is None else shape.head_dropout
-    masked = s.Head(
+    d_model, classifier_dropout = config.d_model, config.dropout if config.classifier_dropout is None else config.classifier_dropout
+    mlm_head = s.Head(
         kind="lm",
-        width=width,
-        outputs=source,
+        d_model=d_model,
+        num_outputs=vocab_size,
         bias=True,
-        tied=shape.tied,
-        dense=shape.activation,
-        norm=s.Norm(epsilon=shape.epsilon),
+        tie_embeddings=config.tie_embeddings,
+        dense_activation=config.activation,
+        norm=s.Norm(eps=config.norm_eps),
     )
     return {
-        "masked_lm": masked,
-        "sequence": s.label_head("sequence", width, labels, dense="tanh", dropout=drop),
-        "choice": s.label_head("choice", width, labels, dense="tanh", dropout=drop),
-        "next_sentence": s.label_head("next_sentence", width, labels, dense="tanh"),
-        "pooler": s.label_head("pooler", width, labels, dense="tanh"),
-        "token": s.label_head("token", width, labels, dropout=drop),
-        "span": s.label_head("span", width, labels),
+        "masked_lm": mlm_head,
+        "sequence": s.classification_head("sequence", d_model, labels, dense="tanh", dropout=classifier_dropout),
+        "choice": s.classification_head("choice", d_model, labels, dense="tanh", dropout=classifier_dropout),
+        "next_sentence": s.classification_head("next_sentence", d_model, labels, dense="tanh"),
+        "pooler": s.classification_head("pooler", d_model, labels, dense="tanh"),
+        "token": s.classification_head("token", d_model, labels, dropout=classifier_dropout),
+        "span": s.classification_head("span", d_model, labels),
     }
 
 
-def spec(
-    shape: Shape, *, source: int = 30522, head: str = "masked_lm", labels: tuple[str, ...] = ("no", "yes")
+def make_spec(
+    config: Config, *, source_vocab_size: int = 30522, head: str = "masked_lm", labels: tuple[str, ...] = ("no", "yes")
 ) -> s.Model:
     """An encoder for a vocabulary of `source` tokens under one of its heads; `pretraining` is two, `body` none."""
-    made = heads(shape, source, labels)
+    available_heads = make_heads(config, source_vocab_size, labels)
     pretraining = head == "pretraining"
     return s.Model(
         family="bert",
-        source=s.Embed(
-            vocabulary=source,
-            width=shape.width,
-            length=shape.length,
+        source_embedding=s.Embedding(
+            vocab_size=source_vocab_size,
+            d_model=config.d_model,
+            max_length=config.max_length,
             position="learned",
-            segments=shape.segments,
-            norm=s.Norm(epsilon=shape.epsilon),
-            dropout=shape.dropout,
+            num_segments=config.num_segments,
+            norm=s.Norm(eps=config.norm_eps),
+            dropout=config.dropout,
         ),
-        encoder=encoder(shape),
-        head=made["masked_lm"] if pretraining else s.chosen(made, head),
-        beside=made["next_sentence"] if pretraining else None,
-        spread=shape.spread,
+        encoder=encoder_spec(config),
+        head=available_heads["masked_lm"] if pretraining else s.select_head(available_heads, head),
+        aux_head=available_heads["next_sentence"] if pretraining else None,
+        init_std=config.init_std,
     )
 
 
-TEMPLATE = Template(
+TOKENIZER_TEMPLATE = Template(
     kind="wordpiece",
-    tokens={"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"},
+    special_tokens={"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"},
     single="[CLS] $A [SEP]",
     pair="[CLS] $A [SEP] $B:1 [SEP]:1",
     lowercase=True,
-    classes=("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer"),
+    hf_classes=("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer"),
 )
 
-SETTINGS = (
-    Setting("vocab_size", "source", "source.vocabulary"),
-    Setting("hidden_size", "width", "source.width"),
-    Setting("num_hidden_layers", "layers", "encoder.depth"),
-    Setting("num_attention_heads", "heads", "encoder.block.attention.heads"),
-    Setting("intermediate_size", "hidden", "encoder.block.feedforward.hidden"),
-    Setting("hidden_act", "activation", "encoder.block.feedforward.activation", ACTIVATIONS),
-    Setting("hidden_dropout_prob", "dropout", "encoder.block.dropout"),
-    Setting("attention_probs_dropout_prob", "attention_dropout", "encoder.block.attention.dropout"),
-    Setting("classifier_dropout", "head_dropout", "head.dropout", only=("sequence", "choice", "token")),
-    Setting("max_position_embeddings", "length", "source.length"),
-    Setting("type_vocab_size", "segments", "source.segments"),
-    Setting("layer_norm_eps", "epsilon", "encoder.block.norm.epsilon"),
-    Setting("tie_word_embeddings", "tied", "head.tied", only=("masked_lm", "pretraining")),
-    Setting("initializer_range", "spread", "spread"),
+HF_CONFIG_KEYS = (
+    ConfigKey("vocab_size", "source", "source.vocabulary"),
+    ConfigKey("hidden_size", "width", "source.width"),
+    ConfigKey("num_hidden_layers", "layers", "encoder.depth"),
+    ConfigKey("num_attention_heads", "heads", "encoder.block.attention.heads"),
+    ConfigKey("intermediate_size", "hidden", "encoder.block.feedforward.hidden"),
+    ConfigKey("hidden_act", "activation", "encoder.block.feedforward.activation", ACTIVATIONS),
+    ConfigKey("hidden_dropout_prob", "dropout", "encoder.block.dropout"),
+    ConfigKey("attention_probs_dropout_prob", "attention_dropout", "encoder.block.attention.dropout"),
+    ConfigKey("classifier_dropout", "head_dropout", "head.dropout", heads=("sequence", "choice", "token")),
+    ConfigKey("max_position_embeddings", "length", "source.length"),
+    ConfigKey("type_vocab_size", "segments", "source.segments"),
+    ConfigKey("layer_norm_eps", "epsilon", "encoder.block.norm.epsilon"),
+    ConfigKey("tie_word_embeddings", "tied", "head.tied", heads=("masked_lm", "pretraining")),
+    ConfigKey("initializer_range", "spread", "spread"),
 )
 
 
-def layers(prefix: str, ours: str) -> tuple[Rename, ...]:
+def layer_rules(hf_prefix: str, qkv_prefix: str) -> tuple[Rename, ...]:
     """The rules of a stack of their layers, which RoBERTa names alike."""
     names = {
         "attention.self.query": "attention.q",
@@ -138,45 +138,45 @@ def layers(prefix: str, ours: str) -> tuple[Rename, ...]:
         "output.dense": "feedforward.down",
         "output.LayerNorm": "around_feedforward.norm",
     }
-    return tuple(Rename(f"{prefix}.{{i}}.{a}.{{p}}", f"{ours}.{{i}}.{b}.{{p}}") for a, b in names.items())
+    return tuple(Rename(f"{hf_prefix}.{{i}}.{hf_name}.{{p}}", f"{qkv_prefix}.{{i}}.{qkv_name}.{{p}}") for hf_name, qkv_name in names.items())
 
 
-def body(prefix: str) -> tuple[Rule, ...]:
+def backbone_rules(hf_prefix: str) -> tuple[Rule, ...]:
     """The rules of everything below a head."""
     return (
-        Rename(f"{prefix}embeddings.word_embeddings.weight", "source.tokens.weight"),
-        Rename(f"{prefix}embeddings.position_embeddings.weight", "source.position.weight"),
-        Rename(f"{prefix}embeddings.token_type_embeddings.weight", "source.segments.weight"),
-        Rename(f"{prefix}embeddings.LayerNorm.{{p}}", "source.norm.{p}"),
-        Drop(f"{prefix}embeddings.position_ids"),
-        Drop(f"{prefix}embeddings.token_type_ids"),
-        *layers(f"{prefix}encoder.layer", "encoder.blocks"),
+        Rename(f"{hf_prefix}embeddings.word_embeddings.weight", "source.tokens.weight"),
+        Rename(f"{hf_prefix}embeddings.position_embeddings.weight", "source.position.weight"),
+        Rename(f"{hf_prefix}embeddings.token_type_embeddings.weight", "source.segments.weight"),
+        Rename(f"{hf_prefix}embeddings.LayerNorm.{{p}}", "source.norm.{p}"),
+        Drop(f"{hf_prefix}embeddings.position_ids"),
+        Drop(f"{hf_prefix}embeddings.token_type_ids"),
+        *layer_rules(f"{hf_prefix}encoder.layer", "encoder.blocks"),
     )
 
 
-POOLER = Rename("bert.pooler.dense.{p}", "head.dense.{p}")
-CLASSIFIER = Rename("classifier.{p}", "head.linear.{p}")
-TRANSFORM = (
+POOLER_RULE = Rename("bert.pooler.dense.{p}", "head.dense.{p}")
+CLASSIFIER_RULE = Rename("classifier.{p}", "head.linear.{p}")
+MLM_TRANSFORM_RULES = (
     Rename("cls.predictions.transform.dense.{p}", "head.dense.{p}"),
     Rename("cls.predictions.transform.LayerNorm.{p}", "head.norm.{p}"),
     Rename("cls.predictions.decoder.weight", "head.linear.weight"),
 )
-TIED = (
-    *TRANSFORM,
+TIED_MLM_RULES = (
+    *MLM_TRANSFORM_RULES,
     Rename("cls.predictions.bias", "head.linear.bias"),
     Tie("cls.predictions.decoder.bias", "cls.predictions.bias"),
 )
-UNTIED = (  # then theirs adds the inner bias alone
-    *TRANSFORM,
+UNTIED_MLM_RULES = (  # then theirs adds the inner bias alone
+    *MLM_TRANSFORM_RULES,
     Rename("cls.predictions.decoder.bias", "head.linear.bias"),
-    Copy("cls.predictions.bias", "cls.predictions.decoder.bias"),
+    ExportDuplicate("cls.predictions.bias", "cls.predictions.decoder.bias"),
 )
-BESIDE = (
+NSP_RULES = (
     Rename("bert.pooler.dense.{p}", "beside.dense.{p}"),
     Rename("cls.seq_relationship.{p}", "beside.linear.{p}"),
 )
 
-HUGGING_FACE = Format(
+HF_FORMAT = HFFormat(
     model_type="bert",
     prefix="bert.",
     architectures={
@@ -187,20 +187,20 @@ HUGGING_FACE = Format(
         "BertForTokenClassification": Architecture("token"),
         "BertForQuestionAnswering": Architecture("span"),
         "BertForMultipleChoice": Architecture("choice"),
-        "BertModel": Architecture("pooler", bare=True),
+        "BertModel": Architecture("pooler", no_prefix=True),
     },
-    settings=SETTINGS,
-    fixed={"is_decoder": False, "add_cross_attention": False, "position_embedding_type": "absolute"},
-    body=body("bert."),
-    heads={
-        "masked_lm": TIED,
-        "pretraining": (*TIED, *BESIDE),
-        "next_sentence": (POOLER, Rename("cls.seq_relationship.{p}", "head.linear.{p}")),
-        "sequence": (POOLER, CLASSIFIER),
-        "choice": (POOLER, CLASSIFIER),
-        "token": (CLASSIFIER,),
+    config_keys=HF_CONFIG_KEYS,
+    supported_values={"is_decoder": False, "add_cross_attention": False, "position_embedding_type": "absolute"},
+    backbone_rules=backbone_rules("bert."),
+    head_rules={
+        "masked_lm": TIED_MLM_RULES,
+        "pretraining": (*TIED_MLM_RULES, *NSP_RULES),
+        "next_sentence": (POOLER_RULE, Rename("cls.seq_relationship.{p}", "head.linear.{p}")),
+        "sequence": (POOLER_RULE, CLASSIFIER_RULE),
+        "choice": (POOLER_RULE, CLASSIFIER_RULE),
+        "token": (CLASSIFIER_RULE,),
         "span": (Rename("qa_outputs.{p}", "head.linear.{p}"),),
-        "pooler": (POOLER,),
+        "pooler": (POOLER_RULE,),
     },
-    untied={"masked_lm": UNTIED, "pretraining": (*UNTIED, *BESIDE)},
+    untied_head_rules={"masked_lm": UNTIED_MLM_RULES, "pretraining": (*UNTIED_MLM_RULES, *NSP_RULES)},
 )

@@ -8,173 +8,173 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qkv import spec as s
-from qkv.text.template import Template
-from qkv.weights.format import Architecture, Config, Format, Setting
-from qkv.weights.rules import Drop, Rename, Rule, Split, Transpose
+from qkv.families.hf.format import Architecture, ConfigKey, HFConfig, HFFormat
+from qkv.families.hf.rules import Drop, Rename, Rule, Split, Transpose
+from qkv.tokenization.template import Template
 
 PAPER = "Radford et al. 2018"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class Config:
     """What a recipe may say of a GPT."""
 
-    width: int = 768
+    d_model: int = 768
     heads: int = 12
     layers: int = 12
     activation: s.Activation = "gelu_tanh"
     dropout: float = 0.1
     attention_dropout: float = 0.1
     embed_dropout: float = 0.1
-    choice_dropout: float = 0.1  # of the head that scores a choice
-    length: int = 512
-    epsilon: float = 1e-5
-    tied: bool = True
-    spread: float = 0.02
+    summary_dropout: float = 0.1  # of the head that scores a choice
+    max_length: int = 512
+    norm_eps: float = 1e-5
+    tie_embeddings: bool = True
+    init_std: float = 0.02
 
 
-SIZES = {"base": Shape()}
+PRESETS = {"base": Config()}
 
 
-def body(shape: Shape, target: int) -> s.Model:
+def backbone_spec(config: Config, vocab_size: int) -> s.Model:
     """Everything below a head."""
     block = s.Block(
-        attention=s.Attention(width=shape.width, heads=shape.heads, dropout=shape.attention_dropout),
-        feedforward=s.FeedForward(width=shape.width, hidden=4 * shape.width, activation=shape.activation),
-        norm=s.Norm(epsilon=shape.epsilon),
-        dropout=shape.dropout,
+        self_attention=s.Attention(query_dim=config.d_model, heads=config.heads, dropout=config.attention_dropout),
+        feedforward=s.FeedForward(d_model=config.d_model, d_ff=4 * config.d_model, activation=config.activation),
+        norm=s.Norm(eps=config.norm_eps),
+        dropout=config.dropout,
     )
     return s.Model(
         family="gpt",
-        target=s.Embed(
-            vocabulary=target,
-            width=shape.width,
-            length=shape.length,
+        target_embedding=s.Embedding(
+            vocab_size=vocab_size,
+            d_model=config.d_model,
+            max_length=config.max_length,
             position="learned",
-            dropout=shape.embed_dropout,
+            dropout=config.embed_dropout,
         ),
-        decoder=s.Stack(block=block, depth=shape.layers, causal=True),
-        spread=shape.spread,
+        decoder=s.TransformerStack(block=block, num_layers=config.layers, causal=True),
+        init_std=config.init_std,
     )
 
 
-def heads(shape: Shape, target: int, labels: tuple[str, ...]) -> dict[str, s.Head]:
+def make_heads(config: Config, vocab_size: int, labels: tuple[str, ...]) -> dict[str, s.Head]:
     """Each head by its name; what judges a sequence reads its last token, the only one that has seen all others."""
-    width = shape.width
+    d_model = config.d_model
     return {
-        "lm": s.Head(kind="lm", width=width, outputs=target, tied=shape.tied),
-        "sequence": s.label_head("sequence", width, labels, pool="last", bias=False),
-        "choice": s.label_head("choice", width, labels, pool="last", dropout=shape.choice_dropout),
+        "lm": s.Head(kind="lm", d_model=d_model, num_outputs=vocab_size, tie_embeddings=config.tie_embeddings),
+        "sequence": s.classification_head("sequence", d_model, labels, pool="last", bias=False),
+        "choice": s.classification_head("choice", d_model, labels, pool="last", dropout=config.summary_dropout),
     }
 
 
-def under(model: s.Model, made: dict[str, s.Head], head: str) -> s.Model:
+def with_head(model: s.Model, available_heads: dict[str, s.Head], head: str) -> s.Model:
     """A body under one of the heads; `lm_and_choice` is two, as in fine-tuning, and `body` none."""
     if head == "lm_and_choice":
-        return s.replace(model, head=made["lm"], beside=made["choice"])
-    return s.replace(model, head=s.chosen(made, head))
+        return s.replace(model, head=available_heads["lm"], beside=available_heads["choice"])
+    return s.replace(model, head=s.select_head(available_heads, head))
 
 
-def spec(
-    shape: Shape,
+def make_spec(
+    config: Config,
     *,
-    target: int = 40478,
-    start: int = -1,  # the paper's vocabulary has no token that begins or ends a text
-    end: int = -1,
-    pad: int | None = None,
+    target_vocab_size: int = 40478,
+    bos_id: int = -1,  # the paper's vocabulary has no token that begins or ends a text
+    eos_id: int = -1,
+    pad_id: int | None = None,
     head: str = "lm",
     labels: tuple[str, ...] = ("no", "yes"),
 ) -> s.Model:
     """A decoder for a vocabulary of `target` tokens under one of its heads."""
-    model = s.replace(body(shape, target), start=start, end=end, pad=pad)
-    return under(model, heads(shape, target, labels), head)
+    model = s.replace(backbone_spec(config, target_vocab_size), start=bos_id, end=eos_id, pad=pad_id)
+    return with_head(model, make_heads(config, target_vocab_size, labels), head)
 
 
-TEMPLATE = Template(kind="word_bpe", tokens={"unk": "<unk>"}, lowercase=True, classes=("OpenAIGPTTokenizer",))
+TOKENIZER_TEMPLATE = Template(kind="word_bpe", special_tokens={"unk": "<unk>"}, lowercase=True, hf_classes=("OpenAIGPTTokenizer",))
 
-SETTINGS = (
-    Setting("vocab_size", "target", "target.vocabulary"),
-    Setting("n_positions", "length", "target.length"),
-    Setting("n_embd", "width", "target.width"),
-    Setting("n_layer", "layers", "decoder.depth"),
-    Setting("n_head", "heads", "decoder.block.attention.heads"),
-    Setting("resid_pdrop", "dropout", "decoder.block.dropout"),
-    Setting("attn_pdrop", "attention_dropout", "decoder.block.attention.dropout"),
-    Setting("embd_pdrop", "embed_dropout", "target.dropout"),
-    Setting("summary_first_dropout", "choice_dropout", "beside.dropout", only=("lm_and_choice",)),
-    Setting("layer_norm_epsilon", "epsilon", "decoder.block.norm.epsilon"),
-    Setting("tie_word_embeddings", "tied", "head.tied", only=("lm", "lm_and_choice")),
-    Setting("initializer_range", "spread", "spread"),
-    Setting("bos_token_id", "start", "start"),
-    Setting("eos_token_id", "end", "end"),
-    Setting("pad_token_id", "pad", "pad"),
+HF_CONFIG_KEYS = (
+    ConfigKey("vocab_size", "target", "target.vocabulary"),
+    ConfigKey("n_positions", "length", "target.length"),
+    ConfigKey("n_embd", "width", "target.width"),
+    ConfigKey("n_layer", "layers", "decoder.depth"),
+    ConfigKey("n_head", "heads", "decoder.block.attention.heads"),
+    ConfigKey("resid_pdrop", "dropout", "decoder.block.dropout"),
+    ConfigKey("attn_pdrop", "attention_dropout", "decoder.block.attention.dropout"),
+    ConfigKey("embd_pdrop", "embed_dropout", "target.dropout"),
+    ConfigKey("summary_first_dropout", "choice_dropout", "beside.dropout", heads=("lm_and_choice",)),
+    ConfigKey("layer_norm_epsilon", "epsilon", "decoder.block.norm.epsilon"),
+    ConfigKey("tie_word_embeddings", "tied", "head.tied", heads=("lm", "lm_and_choice")),
+    ConfigKey("initializer_range", "spread", "spread"),
+    ConfigKey("bos_token_id", "start", "start"),
+    ConfigKey("eos_token_id", "end", "end"),
+    ConfigKey("pad_token_id", "pad", "pad"),
 )
 # how the head that scores a choice sums a sequence up
-SUMMARY = {
+SUMMARY_VALUES = {
     "summary_type": "cls_index",
     "summary_use_proj": True,
     "summary_activation": None,
     "summary_proj_to_labels": True,
 }
-_MARKS = ("bos_token_id", "eos_token_id")
+_OPTIONAL_TOKEN_KEYS = ("bos_token_id", "eos_token_id")
 
 
-def read(config: Config) -> Config:
+def from_hf_config(hf_config: HFConfig) -> HFConfig:
     """A token that they say there is none of is our -1."""
-    return config | {key: -1 for key in _MARKS if key in config and config[key] is None}
+    return hf_config | {key: -1 for key in _OPTIONAL_TOKEN_KEYS if key in hf_config and hf_config[key] is None}
 
 
-def write(config: Config) -> Config:
-    return config | {key: None for key in _MARKS if config[key] == -1}
+def to_hf_config(hf_config: HFConfig) -> HFConfig:
+    return hf_config | {key: None for key in _OPTIONAL_TOKEN_KEYS if hf_config[key] == -1}
 
 
-def layers(theirs: str = "transformer.h.{i}", ours: str = "decoder.blocks.{i}") -> tuple[Rule, ...]:
+def layer_rules(hf_prefix: str = "transformer.h.{i}", qkv_prefix: str = "decoder.blocks.{i}") -> tuple[Rule, ...]:
     """The rules of a stack of their layers, which GPT-2 names alike; their matrices are [in, out]."""
     return (
-        Split(f"{theirs}.attn.c_attn.{{p}}", tuple(f"{ours}.attention.{x}.{{p}}" for x in "qkv"), transposed=True),
-        Transpose(f"{theirs}.attn.c_proj.{{p}}", f"{ours}.attention.o.{{p}}"),
-        Transpose(f"{theirs}.mlp.c_fc.{{p}}", f"{ours}.feedforward.up.{{p}}"),
-        Transpose(f"{theirs}.mlp.c_proj.{{p}}", f"{ours}.feedforward.down.{{p}}"),
-        Rename(f"{theirs}.ln_1.{{p}}", f"{ours}.around_attention.norm.{{p}}"),
-        Rename(f"{theirs}.ln_2.{{p}}", f"{ours}.around_feedforward.norm.{{p}}"),
-        Drop(f"{theirs}.attn.bias"),  # the causal mask, in old files
-        Drop(f"{theirs}.attn.masked_bias"),
+        Split(f"{hf_prefix}.attn.c_attn.{{p}}", tuple(f"{qkv_prefix}.attention.{x}.{{p}}" for x in "qkv"), transposed=True),
+        Transpose(f"{hf_prefix}.attn.c_proj.{{p}}", f"{qkv_prefix}.attention.o.{{p}}"),
+        Transpose(f"{hf_prefix}.mlp.c_fc.{{p}}", f"{qkv_prefix}.feedforward.up.{{p}}"),
+        Transpose(f"{hf_prefix}.mlp.c_proj.{{p}}", f"{qkv_prefix}.feedforward.down.{{p}}"),
+        Rename(f"{hf_prefix}.ln_1.{{p}}", f"{qkv_prefix}.around_attention.norm.{{p}}"),
+        Rename(f"{hf_prefix}.ln_2.{{p}}", f"{qkv_prefix}.around_feedforward.norm.{{p}}"),
+        Drop(f"{hf_prefix}.attn.bias"),  # the causal mask, in old files
+        Drop(f"{hf_prefix}.attn.masked_bias"),
     )
 
 
-LM = Rename("lm_head.weight", "head.linear.weight")
-HEADS = {
-    "lm": (LM,),
-    "lm_and_choice": (LM, Rename("multiple_choice_head.summary.{p}", "beside.linear.{p}")),
+LM_HEAD_RULE = Rename("lm_head.weight", "head.linear.weight")
+HEAD_RULES = {
+    "lm": (LM_HEAD_RULE,),
+    "lm_and_choice": (LM_HEAD_RULE, Rename("multiple_choice_head.summary.{p}", "beside.linear.{p}")),
     "sequence": (Rename("score.weight", "head.linear.weight"),),
 }
 
-HUGGING_FACE = Format(
+HF_FORMAT = HFFormat(
     model_type="openai-gpt",
     prefix="transformer.",
     architectures={
         "OpenAIGPTLMHeadModel": Architecture("lm"),
         "OpenAIGPTDoubleHeadsModel": Architecture("lm_and_choice"),
         "OpenAIGPTForSequenceClassification": Architecture("sequence"),
-        "OpenAIGPTModel": Architecture("body", bare=True),
+        "OpenAIGPTModel": Architecture("body", no_prefix=True),
     },
-    settings=(
-        *SETTINGS,
-        Setting(
+    config_keys=(
+        *HF_CONFIG_KEYS,
+        ConfigKey(
             "afn",
             "activation",
             "decoder.block.feedforward.activation",
             {"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"},
         ),
     ),
-    fixed=SUMMARY,
-    body=(
+    supported_values=SUMMARY_VALUES,
+    backbone_rules=(
         Rename("transformer.tokens_embed.weight", "target.tokens.weight"),
         Rename("transformer.positions_embed.weight", "target.position.weight"),
         Drop("transformer.position_ids"),
-        *layers(),
+        *layer_rules(),
     ),
-    heads=HEADS,
-    read=read,
-    write=write,
+    head_rules=HEAD_RULES,
+    from_hf_config=from_hf_config,
+    to_hf_config=to_hf_config,
 )

@@ -10,86 +10,86 @@ from typing import Literal
 
 from qkv import spec as s
 from qkv.families import bert, gpt
-from qkv.text.template import Template
-from qkv.weights.format import ACTIVATIONS, Architecture, Config, Format, Setting
-from qkv.weights.rules import Rename
+from qkv.families.hf.format import ACTIVATIONS, Architecture, ConfigKey, HFConfig, HFFormat
+from qkv.families.hf.rules import Rename
+from qkv.tokenization.template import Template
 
 PAPER = "Radford et al. 2019"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape(gpt.Shape):
+class Config(gpt.Config):
     """What a recipe may say of a GPT-2: what it may say of a GPT, and how scores are scaled."""
 
-    hidden: int | None = None  # None: four times the width
-    length: int = 1024
-    score: Literal["scaled_dot", "dot"] = "scaled_dot"
-    scale_by_depth: bool = False  # the n-th layer's scores are divided by n
-    head_dropout: float = 0.1  # of the head that labels tokens
+    d_ff: int | None = None  # None: four times the width
+    max_length: int = 1024
+    score_fn: Literal["scaled_dot", "dot"] = "scaled_dot"
+    scale_attn_by_inverse_layer_idx: bool = False  # the n-th layer's scores are divided by n
+    classifier_dropout: float = 0.1  # of the head that labels tokens
 
 
-SIZES = {
-    "small": Shape(),
-    "medium": Shape(width=1024, heads=16, layers=24),
-    "large": Shape(width=1280, heads=20, layers=36),
-    "xl": Shape(width=1600, heads=25, layers=48),
+PRESETS = {
+    "small": Config(),
+    "medium": Config(d_model=1024, heads=16, layers=24),
+    "large": Config(d_model=1280, heads=20, layers=36),
+    "xl": Config(d_model=1600, heads=25, layers=48),
 }
 
 
-def body(shape: Shape, target: int) -> s.Model:
+def backbone_spec(config: Config, vocab_size: int) -> s.Model:
     """GPT's with the norms moved; at the start every layer adds little to the residual stream (section 2.3)."""
-    model = gpt.body(shape, target)
+    model = gpt.backbone_spec(config, vocab_size)
     block = model.decoder.block
     block = s.replace(
         block,
-        attention=s.replace(block.attention, score=shape.score),
-        feedforward=s.replace(block.feedforward, hidden=shape.hidden or 4 * shape.width),
+        attention=s.replace(block.self_attention, score=config.score_fn),
+        feedforward=s.replace(block.feedforward, hidden=config.d_ff or 4 * config.d_model),
         norm_first=True,
     )
     stack = s.replace(
-        model.decoder, block=block, final_norm=True, scale_by_depth=shape.scale_by_depth, scaled_start=True
+        model.decoder, block=block, final_norm=True, scale_by_depth=config.scale_attn_by_inverse_layer_idx, scaled_start=True
     )
     return s.replace(model, family="gpt2", decoder=stack)
 
 
-def heads(shape: Shape, target: int, labels: tuple[str, ...]) -> dict[str, s.Head]:
-    return gpt.heads(shape, target, labels) | {
-        "token": s.label_head("token", shape.width, labels, dropout=shape.head_dropout),
-        "span": s.label_head("span", shape.width, labels),
+def make_heads(config: Config, vocab_size: int, labels: tuple[str, ...]) -> dict[str, s.Head]:
+    return gpt.make_heads(config, vocab_size, labels) | {
+        "token": s.classification_head("token", config.d_model, labels, dropout=config.classifier_dropout),
+        "span": s.classification_head("span", config.d_model, labels),
     }
 
 
-def spec(
-    shape: Shape,
+def make_spec(
+    config: Config,
     *,
-    target: int = 50257,
-    start: int = 50256,
-    end: int = 50256,
-    pad: int | None = None,
+    target_vocab_size: int = 50257,
+    bos_id: int = 50256,
+    eos_id: int = 50256,
+    pad_id: int | None = None,
     head: str = "lm",
     labels: tuple[str, ...] = ("no", "yes"),
 ) -> s.Model:
     """A decoder for a vocabulary of `target` tokens under one of its heads; `lm_and_choice` is two, `body` none."""
-    model = s.replace(body(shape, target), start=start, end=end, pad=pad)
-    return gpt.under(model, heads(shape, target, labels), head)
+    model = s.replace(backbone_spec(config, target_vocab_size), start=bos_id, end=eos_id, pad=pad_id)
+    return gpt.with_head(model, make_heads(config, target_vocab_size, labels), head)
 
 
-def read(config: Config) -> Config:
+def from_hf_config(hf_config: HFConfig) -> HFConfig:
     """Without `classifier_dropout` theirs takes the `hidden_dropout` that a config may hold."""
-    if config.get("classifier_dropout") is None:
-        config = config | {"classifier_dropout": config.get("hidden_dropout")}
-    return gpt.read(config)
+    if hf_config.get("classifier_dropout") is None:
+        hf_config = hf_config | {"classifier_dropout": hf_config.get("hidden_dropout")}
+    return gpt.from_hf_config(hf_config)
 
 
-END = "<|endoftext|>"
-TEMPLATE = Template(
+END_OF_TEXT = "<|endoftext|>"
+TOKENIZER_TEMPLATE = Template(
     kind="byte_bpe",
-    tokens={"start": END, "end": END, "unk": END},  # bytes leave nothing unknown; their files have to name something
-    last=("end",),
-    classes=("GPT2Tokenizer",),
+    special_tokens={"start": END_OF_TEXT, "end": END_OF_TEXT, "unk": END_OF_TEXT},  # bytes leave nothing unknown; their files have to name something
+    after_vocab=("end",),
+    hf_classes=("GPT2Tokenizer",),
 )
 
-HUGGING_FACE = Format(
+HF_FORMAT = HFFormat(
     model_type="gpt2",
     prefix="transformer.",
     architectures={
@@ -98,24 +98,24 @@ HUGGING_FACE = Format(
         "GPT2ForSequenceClassification": Architecture("sequence"),
         "GPT2ForTokenClassification": Architecture("token"),
         "GPT2ForQuestionAnswering": Architecture("span"),
-        "GPT2Model": Architecture("body", bare=True),
+        "GPT2Model": Architecture("body", no_prefix=True),
     },
-    settings=(
-        *gpt.SETTINGS,
-        Setting("n_inner", "hidden", "decoder.block.feedforward.hidden"),
-        Setting("activation_function", "activation", "decoder.block.feedforward.activation", ACTIVATIONS),
-        Setting("scale_attn_weights", "score", "decoder.block.attention.score", {True: "scaled_dot", False: "dot"}),
-        Setting("scale_attn_by_inverse_layer_idx", "scale_by_depth", "decoder.scale_by_depth"),
-        Setting("classifier_dropout", "head_dropout", "head.dropout", only=("token",)),
+    config_keys=(
+        *gpt.HF_CONFIG_KEYS,
+        ConfigKey("n_inner", "hidden", "decoder.block.feedforward.hidden"),
+        ConfigKey("activation_function", "activation", "decoder.block.feedforward.activation", ACTIVATIONS),
+        ConfigKey("scale_attn_weights", "score", "decoder.block.attention.score", {True: "scaled_dot", False: "dot"}),
+        ConfigKey("scale_attn_by_inverse_layer_idx", "scale_by_depth", "decoder.scale_by_depth"),
+        ConfigKey("classifier_dropout", "head_dropout", "head.dropout", heads=("token",)),
     ),
-    fixed=gpt.SUMMARY | {"add_cross_attention": False},
-    body=(
+    supported_values=gpt.SUMMARY_VALUES | {"add_cross_attention": False},
+    backbone_rules=(
         Rename("transformer.wte.weight", "target.tokens.weight"),
         Rename("transformer.wpe.weight", "target.position.weight"),
-        *gpt.layers(),
+        *gpt.layer_rules(),
         Rename("transformer.ln_f.{p}", "decoder.norm.{p}"),
     ),
-    heads=gpt.HEADS | {"token": (bert.CLASSIFIER,), "span": bert.HUGGING_FACE.heads["span"]},
-    read=read,
-    write=gpt.write,
+    head_rules=gpt.HEAD_RULES | {"token": (bert.CLASSIFIER_RULE,), "span": bert.HF_FORMAT.head_rules["span"]},
+    from_hf_config=from_hf_config,
+    to_hf_config=gpt.to_hf_config,
 )

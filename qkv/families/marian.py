@@ -13,106 +13,106 @@ from typing import Literal
 from qkv import spec as s
 from qkv.errors import InputError
 from qkv.families import bart
-from qkv.text.template import Template
-from qkv.weights.format import Architecture, Config, Format, Only, Setting
-from qkv.weights.rules import Drop, Rename
+from qkv.families.hf.format import Architecture, ConfigKey, HFConfig, HFFormat, WhenSpec
+from qkv.families.hf.rules import Drop, Rename
+from qkv.tokenization.template import Template
 
 PAPER = "Junczys-Dowmunt et al. 2018"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape(bart.Shape):
+class Config(bart.Config):
     """What a recipe may say of a Marian, beside what it may say of a BART."""
 
     position: Literal["halves", "sinusoid", "learned", "none"] = "halves"
     embedding_norm: bool = False
-    tied: bool = True  # the output's weight is the target's table
+    tie_embeddings: bool = True  # the output's weight is the target's table
 
 
-SIZES = {
-    "opus": Shape(
-        width=512,
+PRESETS = {
+    "opus": Config(
+        d_model=512,
         heads=8,
         layers=6,
-        hidden=2048,
+        d_ff=2048,
         decoder_heads=8,
         decoder_layers=6,
-        decoder_hidden=2048,
+        decoder_d_ff=2048,
         activation="silu",
-        scale=True,
-        length=512,
+        scale_embedding=True,
+        max_length=512,
     ),
 }
 
 
-def spec(
-    shape: Shape,
+def make_spec(
+    config: Config,
     *,
-    source: int = 58101,
-    target: int = 58101,
-    start: int | None = None,
-    end: int = 0,
+    source_vocab_size: int = 58101,
+    target_vocab_size: int = 58101,
+    bos_id: int | None = None,
+    eos_id: int = 0,
     head: str = "generation",
     labels: tuple[str, ...] = (),
 ) -> s.Model:
     """An encoder-decoder for vocabularies of the given sizes; `start` is the padding token, if not said the last."""
-    pad = target - 1 if start is None else start
-    like = bart.spec(shape, source=source, target=target, start=pad, end=end, pad=pad, labels=labels)
-    heads = {"generation": s.replace(like.head, tied=shape.tied)}
-    return s.replace(like, family="marian", head=s.chosen(heads, head), never=(pad,))
+    pad_id = target_vocab_size - 1 if bos_id is None else bos_id
+    base_spec = bart.make_spec(config, source_vocab_size=source_vocab_size, target_vocab_size=target_vocab_size, bos_id=pad_id, eos_id=eos_id, pad_id=pad_id, labels=labels)
+    heads = {"generation": s.replace(base_spec.head, tied=config.tie_embeddings)}
+    return s.replace(base_spec, family="marian", head=s.select_head(heads, head), never=(pad_id,))
 
 
-def _read(config: Config) -> Config:
-    pad = config.get("pad_token_id", 58100)
-    for key, only in (("decoder_start_token_id", pad), ("bad_words_ids", [[pad]])):
-        if config.get(key) not in (None, only):
-            raise InputError(f"config.json: {key} is {config[key]!r}; of marian qkv has the padding token {pad} only")
-    return _checked(config | {"decoder_vocab_size": config.get("decoder_vocab_size") or config.get("vocab_size")})
+def _from_hf_config(hf_config: HFConfig) -> HFConfig:
+    pad_id = hf_config.get("pad_token_id", 58100)
+    for key, supported in (("decoder_start_token_id", pad_id), ("bad_words_ids", [[pad_id]])):
+        if hf_config.get(key) not in (None, supported):
+            raise InputError(f"config.json: {key} is {hf_config[key]!r}; of marian qkv has the padding token {pad_id} only")
+    return _check_embedding_sharing(hf_config | {"decoder_vocab_size": hf_config.get("decoder_vocab_size") or hf_config.get("vocab_size")})
 
 
-def _write(config: Config) -> Config:
-    pad = config["pad_token_id"]
-    never = {"bad_words_ids": [[pad]], "renormalize_logits": True}  # its share goes to the others, as in Marian itself
-    return bart.ending(_checked(config)) | {"decoder_start_token_id": pad} | never
+def _to_hf_config(hf_config: HFConfig) -> HFConfig:
+    pad_id = hf_config["pad_token_id"]
+    suppress_fields = {"bad_words_ids": [[pad_id]], "renormalize_logits": True}  # its share goes to the others, as in Marian itself
+    return bart.set_forced_eos(_check_embedding_sharing(hf_config)) | {"decoder_start_token_id": pad_id} | suppress_fields
 
 
-def _checked(config: Config) -> Config:
-    if config.get("share_encoder_decoder_embeddings", True) and config.get("tie_word_embeddings") is False:
+def _check_embedding_sharing(hf_config: HFConfig) -> HFConfig:
+    if hf_config.get("share_encoder_decoder_embeddings", True) and hf_config.get("tie_word_embeddings") is False:
         raise InputError("marian: one table for source and target needs an output that is tied to it")
-    return config
+    return hf_config
 
 
-TEMPLATE = Template(
+TOKENIZER_TEMPLATE = Template(
     kind="marian",
-    tokens={"end": "</s>", "unk": "<unk>", "pad": "<pad>"},
-    last=("pad",),
+    special_tokens={"end": "</s>", "unk": "<unk>", "pad": "<pad>"},
+    after_vocab=("pad",),
     single="$A </s>",
     pair="$A $B </s>",
-    classes=("MarianTokenizer",),
+    hf_classes=("MarianTokenizer",),
 )
 
-HUGGING_FACE = Format(
+HF_FORMAT = HFFormat(
     model_type="marian",
     prefix="model.",
     architectures={
         "MarianMTModel": Architecture("generation"),
-        "MarianModel": Architecture("body", bare=True),
+        "MarianModel": Architecture("body", no_prefix=True),
     },
-    settings=(
-        *(setting for setting in bart.SETTINGS if setting.key != "decoder_start_token_id"),
-        Setting("decoder_vocab_size", "target", "target.vocabulary"),
-        Setting("pad_token_id", "start", "start"),
-        Setting("share_encoder_decoder_embeddings", "shared", "shared"),
-        Setting("tie_word_embeddings", "tied", "head.tied", only=("generation",)),
+    config_keys=(
+        *(config_key for config_key in bart.HF_CONFIG_KEYS if config_key.hf_key != "decoder_start_token_id"),
+        ConfigKey("decoder_vocab_size", "target", "target.vocabulary"),
+        ConfigKey("pad_token_id", "start", "start"),
+        ConfigKey("share_encoder_decoder_embeddings", "shared", "shared"),
+        ConfigKey("tie_word_embeddings", "tied", "head.tied", heads=("generation",)),
     ),
-    fixed={**bart.FIXED, "normalize_embedding": False, "static_position_embeddings": True},
-    read=_read,
-    write=_write,
-    body=(Drop("model.{side}.embed_positions.weight"), *bart.LAYERS),  # sinusoids, which are made again
-    heads={"generation": bart.GENERATION},
-    only=(
-        Only("shared", True, bart.ONE_TABLE),
-        Only(
+    supported_values={**bart.HF_SUPPORTED_VALUES, "normalize_embedding": False, "static_position_embeddings": True},
+    from_hf_config=_from_hf_config,
+    to_hf_config=_to_hf_config,
+    backbone_rules=(Drop("model.{side}.embed_positions.weight"), *bart.LAYER_RULES),  # sinusoids, which are made again
+    head_rules={"generation": bart.LM_HEAD_RULES},
+    conditional_rules=(
+        WhenSpec("shared", True, bart.SHARED_EMBEDDING_RULES),
+        WhenSpec(
             "shared",
             False,
             (

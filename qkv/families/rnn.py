@@ -12,45 +12,45 @@ from dataclasses import dataclass
 from typing import Literal
 
 from qkv import spec as s
-from qkv.errors import InputError, nearest
+from qkv.errors import InputError, did_you_mean
 
 PAPER = "Bahdanau et al. 2015"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class Config:
     """What a recipe may say of a recurrent encoder-decoder, or of the encoder alone."""
 
     attention: Literal["none", "dot", "scaled_dot", "bilinear", "additive", "mlp"] = "additive"
     heads: int = 1
     cell: s.Cell = "lstm"
-    width: int = 256  # of the embeddings
-    hidden: int = 512  # of the decoder; a bidirectional encoder has half of it each way
+    d_model: int = 256  # of the embeddings
+    hidden_size: int = 512  # of the decoder; a bidirectional encoder has half of it each way
     layers: int = 1
     decoder_layers: int = 1
     bidirectional: bool = True
     readout: bool = True
     dropout: float = 0.2
-    length: int = 512
+    max_length: int = 512
 
 
-SIZES = {
-    "small": Shape(width=128, hidden=256),
-    "base": Shape(),
-    "big": Shape(width=512, hidden=1024, layers=2, decoder_layers=2),
+PRESETS = {
+    "small": Config(d_model=128, hidden_size=256),
+    "base": Config(),
+    "big": Config(d_model=512, hidden_size=1024, layers=2, decoder_layers=2),
 }
 
 
-HEADS = ("generation", "sequence", "token", "span", "choice")
+HEAD_NAMES = ("generation", "sequence", "token", "span", "choice")
 
 
-def spec(
-    shape: Shape,
+def make_spec(
+    config: Config,
     *,
-    source: int = 30000,
-    target: int = 30000,
-    start: int = 2,
-    end: int = 3,
+    source_vocab_size: int = 30000,
+    target_vocab_size: int = 30000,
+    bos_id: int = 2,
+    eos_id: int = 3,
     head: str = "generation",
     labels: tuple[str, ...] = ("no", "yes"),
 ) -> s.Model:
@@ -58,38 +58,38 @@ def spec(
 
     Under any other head than `generation` the encoder alone.
     """
-    if head not in HEADS:
-        raise InputError(f"head: this family has no '{head}'; {nearest(head, HEADS)}")
-    if shape.bidirectional and shape.hidden % 2:
-        raise InputError(f"model.hidden: {shape.hidden} does not divide into two directions; make it even")
-    each_way = shape.hidden // 2 if shape.bidirectional else shape.hidden
-    encoder = s.Recurrent(
-        width=shape.width,
-        hidden=each_way,
-        cell=shape.cell,
-        layers=shape.layers,
-        bidirectional=shape.bidirectional,
-        dropout=shape.dropout,
+    if head not in HEAD_NAMES:
+        raise InputError(f"head: this family has no '{head}'; {did_you_mean(head, HEAD_NAMES)}")
+    if config.bidirectional and config.hidden_size % 2:
+        raise InputError(f"model.hidden: {config.hidden_size} does not divide into two directions; make it even")
+    hidden_per_direction = config.hidden_size // 2 if config.bidirectional else config.hidden_size
+    encoder = s.RecurrentEncoder(
+        d_model=config.d_model,
+        hidden_size=hidden_per_direction,
+        cell=config.cell,
+        layers=config.layers,
+        bidirectional=config.bidirectional,
+        dropout=config.dropout,
     )
     attention = None
-    if shape.attention != "none":
+    if config.attention != "none":
         attention = s.Attention(
-            width=shape.hidden, memory=encoder.output, heads=shape.heads, score=shape.attention, project=False
+            query_dim=config.hidden_size, kv_dim=encoder.output_dim, heads=config.heads, score_fn=config.attention, use_projections=False
         )
-    embed = s.Embed(vocabulary=source, width=shape.width, length=shape.length, position="none", dropout=shape.dropout)
-    half = s.Model(family="rnn", source=embed, encoder=encoder, start=start, end=end)
+    embedding = s.Embedding(vocab_size=source_vocab_size, d_model=config.d_model, max_length=config.max_length, position="none", dropout=config.dropout)
+    encoder_model = s.Model(family="rnn", source_embedding=embedding, encoder=encoder, bos_id=bos_id, eos_id=eos_id)
     if head != "generation":
-        made = s.label_head(head, encoder.output, labels, pool=attention or "last", dropout=shape.dropout)  # type: ignore[arg-type]
-        return s.replace(half, head=made)
+        head_spec = s.classification_head(head, encoder.output_dim, labels, pool=attention or "last", dropout=config.dropout)  # type: ignore[arg-type]
+        return s.replace(encoder_model, head=head_spec)
     decoder = s.RecurrentDecoder(
-        width=shape.width,
-        memory=encoder.output,
-        hidden=shape.hidden,
-        cell=shape.cell,
-        layers=shape.decoder_layers,
+        d_model=config.d_model,
+        encoder_dim=encoder.output_dim,
+        hidden_size=config.hidden_size,
+        cell=config.cell,
+        layers=config.decoder_layers,
         attention=attention,
-        readout=shape.readout,
-        dropout=shape.dropout,
+        readout=config.readout,
+        dropout=config.dropout,
     )
-    written = s.Head(kind="lm", width=shape.hidden, outputs=target, bias=True)
-    return s.replace(half, target=s.replace(embed, vocabulary=target), decoder=decoder, head=written)
+    lm_head = s.Head(kind="lm", d_model=config.hidden_size, num_outputs=target_vocab_size, bias=True)
+    return s.replace(encoder_model, target=s.replace(embedding, vocabulary=target_vocab_size), decoder=decoder, head=lm_head)

@@ -10,84 +10,84 @@ from dataclasses import dataclass
 from qkv import spec as s
 from qkv.errors import InputError
 from qkv.families import bert
-from qkv.text.template import Template
-from qkv.weights.format import Architecture, Config, Format, Setting
-from qkv.weights.rules import Copy, Rename, Tie
+from qkv.families.hf.format import Architecture, ConfigKey, HFConfig, HFFormat
+from qkv.families.hf.rules import ExportDuplicate, Rename, Tie
+from qkv.tokenization.template import Template
 
 PAPER = "Liu et al. 2019"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape(bert.Shape):
+class Config(bert.Config):
     """What a recipe may say of a RoBERTa: what it may say of a BERT, and where positions begin."""
 
-    length: int = 510
-    offset: int = 2  # rows of the position table that no token uses: one for each id up to the padding's
+    max_length: int = 510
+    position_offset: int = 2  # rows of the position table that no token uses: one for each id up to the padding's
 
 
-SIZES = {
-    "base": Shape(length=512, segments=1, epsilon=1e-5),
-    "large": Shape(width=1024, heads=16, layers=24, hidden=4096, length=512, segments=1, epsilon=1e-5),
+PRESETS = {
+    "base": Config(max_length=512, num_segments=1, norm_eps=1e-5),
+    "large": Config(d_model=1024, heads=16, layers=24, d_ff=4096, max_length=512, num_segments=1, norm_eps=1e-5),
 }
 
 
-def heads(shape: Shape, source: int, labels: tuple[str, ...]) -> dict[str, s.Head]:
+def make_heads(config: Config, vocab_size: int, labels: tuple[str, ...]) -> dict[str, s.Head]:
     """BERT's without the next sentence's; the language model's is a GELU whatever the blocks' activation is."""
-    made = bert.heads(shape, source, labels)
-    del made["next_sentence"]
-    return made | {
-        "masked_lm": s.replace(made["masked_lm"], dense="gelu"),
-        "sequence": s.replace(made["sequence"], dropout_first=True),
-        "choice": s.replace(made["choice"], dropout=shape.dropout),
+    available_heads = bert.make_heads(config, vocab_size, labels)
+    del available_heads["next_sentence"]
+    return available_heads | {
+        "masked_lm": s.replace(available_heads["masked_lm"], dense="gelu"),
+        "sequence": s.replace(available_heads["sequence"], dropout_first=True),
+        "choice": s.replace(available_heads["choice"], dropout=config.dropout),
     }
 
 
-def spec(
-    shape: Shape, *, source: int = 50265, head: str = "masked_lm", labels: tuple[str, ...] = ("no", "yes")
+def make_spec(
+    config: Config, *, source_vocab_size: int = 50265, head: str = "masked_lm", labels: tuple[str, ...] = ("no", "yes")
 ) -> s.Model:
     """BERT with its positions moved, under one of the heads; `body` is none."""
-    model = bert.spec(shape, source=source, head="body")
+    model = bert.make_spec(config, source_vocab_size=source_vocab_size, head="body")
     return s.replace(
         model,
         family="roberta",
-        source=s.replace(model.source, offset=shape.offset),
-        head=s.chosen(heads(shape, source, labels), head),
+        source=s.replace(model.source_embedding, offset=config.position_offset),
+        head=s.select_head(make_heads(config, source_vocab_size, labels), head),
     )
 
 
-def read(config: Config) -> Config:
+def from_hf_config(hf_config: HFConfig) -> HFConfig:
     """Their table's rows are our offset and length together; the offset follows from the padding's id."""
-    pad, rows = config.get("pad_token_id", 1), config.get("max_position_embeddings", 512)
-    for key, value in (("pad_token_id", pad), ("max_position_embeddings", rows)):
+    pad_id, num_rows = hf_config.get("pad_token_id", 1), hf_config.get("max_position_embeddings", 512)
+    for key, value in (("pad_token_id", pad_id), ("max_position_embeddings", num_rows)):
         if type(value) is not int:
             raise InputError(f"config.json: {key} cannot be {value!r}; RoBERTa's positions are counted from it")
-    return config | {"pad_token_id": pad + 1, "max_position_embeddings": rows - pad - 1}
+    return hf_config | {"pad_token_id": pad_id + 1, "max_position_embeddings": num_rows - pad_id - 1}
 
 
-def write(config: Config) -> Config:
-    offset = config["pad_token_id"]
-    return config | {"pad_token_id": offset - 1, "max_position_embeddings": config["max_position_embeddings"] + offset}
+def to_hf_config(hf_config: HFConfig) -> HFConfig:
+    position_offset = hf_config["pad_token_id"]
+    return hf_config | {"pad_token_id": position_offset - 1, "max_position_embeddings": hf_config["max_position_embeddings"] + position_offset}
 
 
-START, END = "<s>", "</s>"
-TEMPLATE = Template(
+BOS, EOS = "<s>", "</s>"
+TOKENIZER_TEMPLATE = Template(
     kind="byte_bpe",
-    tokens={"cls": START, "start": START, "pad": "<pad>", "sep": END, "end": END, "unk": "<unk>", "mask": "<mask>"},
-    last=("mask",),
+    special_tokens={"cls": BOS, "start": BOS, "pad": "<pad>", "sep": EOS, "end": EOS, "unk": "<unk>", "mask": "<mask>"},
+    after_vocab=("mask",),
     single="<s> $A </s>",
     pair="<s> $A </s> </s> $B </s>",
-    spaced_mask=True,
-    classes=("RobertaTokenizer", "BartTokenizer", "LongformerTokenizer", "LEDTokenizer"),
+    mask_lstrip=True,
+    hf_classes=("RobertaTokenizer", "BartTokenizer", "LongformerTokenizer", "LEDTokenizer"),
 )
 
-POOLER = Rename("roberta.pooler.dense.{p}", "head.dense.{p}")
-TRANSFORM = (
+POOLER_RULE = Rename("roberta.pooler.dense.{p}", "head.dense.{p}")
+MLM_TRANSFORM_RULES = (
     Rename("lm_head.dense.{p}", "head.dense.{p}"),
     Rename("lm_head.layer_norm.{p}", "head.norm.{p}"),
     Rename("lm_head.decoder.weight", "head.linear.weight"),
 )
 
-HUGGING_FACE = Format(
+HF_FORMAT = HFFormat(
     model_type="roberta",
     prefix="roberta.",
     architectures={
@@ -96,18 +96,18 @@ HUGGING_FACE = Format(
         "RobertaForTokenClassification": Architecture("token"),
         "RobertaForQuestionAnswering": Architecture("span"),
         "RobertaForMultipleChoice": Architecture("choice"),
-        "RobertaModel": Architecture("pooler", bare=True),
+        "RobertaModel": Architecture("pooler", no_prefix=True),
     },
-    settings=(
-        *(setting for setting in bert.SETTINGS if setting.key != "classifier_dropout"),
-        Setting("classifier_dropout", "head_dropout", "head.dropout", only=("sequence", "token")),
-        Setting("pad_token_id", "offset", "source.offset"),
+    config_keys=(
+        *(config_key for config_key in bert.HF_CONFIG_KEYS if config_key.hf_key != "classifier_dropout"),
+        ConfigKey("classifier_dropout", "head_dropout", "head.dropout", heads=("sequence", "token")),
+        ConfigKey("pad_token_id", "offset", "source.offset"),
     ),
-    fixed=bert.HUGGING_FACE.fixed,
-    body=bert.body("roberta."),
-    heads={
+    supported_values=bert.HF_FORMAT.supported_values,
+    backbone_rules=bert.backbone_rules("roberta."),
+    head_rules={
         "masked_lm": (
-            *TRANSFORM,
+            *MLM_TRANSFORM_RULES,
             Rename("lm_head.bias", "head.linear.bias"),
             Tie("lm_head.decoder.bias", "lm_head.bias"),
         ),
@@ -115,18 +115,18 @@ HUGGING_FACE = Format(
             Rename("classifier.dense.{p}", "head.dense.{p}"),
             Rename("classifier.out_proj.{p}", "head.linear.{p}"),
         ),
-        "choice": (POOLER, bert.CLASSIFIER),
-        "token": (bert.CLASSIFIER,),
-        "span": bert.HUGGING_FACE.heads["span"],
-        "pooler": (POOLER,),
+        "choice": (POOLER_RULE, bert.CLASSIFIER_RULE),
+        "token": (bert.CLASSIFIER_RULE,),
+        "span": bert.HF_FORMAT.head_rules["span"],
+        "pooler": (POOLER_RULE,),
     },
-    untied={
+    untied_head_rules={
         "masked_lm": (
-            *TRANSFORM,
+            *MLM_TRANSFORM_RULES,
             Rename("lm_head.decoder.bias", "head.linear.bias"),
-            Copy("lm_head.bias", "lm_head.decoder.bias"),
+            ExportDuplicate("lm_head.bias", "lm_head.decoder.bias"),
         )
     },
-    read=read,
-    write=write,
+    from_hf_config=from_hf_config,
+    to_hf_config=to_hf_config,
 )

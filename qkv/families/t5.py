@@ -13,226 +13,226 @@ from torch import Tensor
 
 from qkv import spec as s
 from qkv.errors import InputError
-from qkv.text.template import Template
-from qkv.weights.format import ACTIVATIONS, Architecture, Config, Format, Only, Setting
-from qkv.weights.rules import Drop, Rename, Tie
+from qkv.families.hf.format import ACTIVATIONS, Architecture, ConfigKey, HFConfig, HFFormat, WhenSpec
+from qkv.families.hf.rules import Drop, Rename, Tie
+from qkv.tokenization.template import Template
 
 PAPER = "Raffel et al. 2020"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class Config:
     """What a recipe may say of a T5."""
 
-    width: int = 512
+    d_model: int = 512
     heads: int = 8
-    key: int = 64  # of one head
+    d_kv: int = 64  # of one head
     layers: int = 6
     decoder_layers: int | None = None  # None: as many as the encoder's
-    hidden: int = 2048
+    d_ff: int = 2048
     activation: s.Activation = "relu"
     gated: bool = False
     dropout: float = 0.1
-    head_dropout: float = 0.0  # of the classifiers
-    buckets: int = 32
-    distance: int = 128
-    epsilon: float = 1e-6
-    tied: bool = True
-    scale: float | None = None  # of what the output layer reads; None: 1 over the root of the width
-    length: int = 2**20  # distances have no end, so that this stops nothing but a mistake
+    classifier_dropout: float = 0.0  # of the classifiers
+    num_buckets: int = 32
+    max_distance: int = 128
+    norm_eps: float = 1e-6
+    tie_embeddings: bool = True
+    head_input_scale: float | None = None  # of what the output layer reads; None: 1 over the root of the width
+    max_length: int = 2**20  # distances have no end, so that this stops nothing but a mistake
 
 
-def _gated(width: int, heads: int, layers: int, hidden: int) -> Shape:
-    shape = Shape(width=width, heads=heads, layers=layers, hidden=hidden)
-    return s.replace(shape, activation="gelu_tanh", gated=True, tied=False, scale=1.0)
+def _gated_config(d_model: int, heads: int, layers: int, d_ff: int) -> Config:
+    config = Config(d_model=d_model, heads=heads, layers=layers, d_ff=d_ff)
+    return s.replace(config, activation="gelu_tanh", gated=True, tied=False, scale=1.0)
 
 
-SIZES = {
-    "small": Shape(),
-    "base": Shape(width=768, heads=12, layers=12, hidden=3072),
-    "large": Shape(width=1024, heads=16, layers=24, hidden=4096),
-    "3b": Shape(width=1024, heads=32, key=128, layers=24, hidden=16384),
-    "11b": Shape(width=1024, heads=128, key=128, layers=24, hidden=65536),
-    "v1.1-small": _gated(512, 6, 8, 1024),
-    "v1.1-base": _gated(768, 12, 12, 2048),
-    "v1.1-large": _gated(1024, 16, 24, 2816),
-    "v1.1-xl": _gated(2048, 32, 24, 5120),
-    "v1.1-xxl": _gated(4096, 64, 24, 10240),
+PRESETS = {
+    "small": Config(),
+    "base": Config(d_model=768, heads=12, layers=12, d_ff=3072),
+    "large": Config(d_model=1024, heads=16, layers=24, d_ff=4096),
+    "3b": Config(d_model=1024, heads=32, d_kv=128, layers=24, d_ff=16384),
+    "11b": Config(d_model=1024, heads=128, d_kv=128, layers=24, d_ff=65536),
+    "v1.1-small": _gated_config(512, 6, 8, 1024),
+    "v1.1-base": _gated_config(768, 12, 12, 2048),
+    "v1.1-large": _gated_config(1024, 16, 24, 2816),
+    "v1.1-xl": _gated_config(2048, 32, 24, 5120),
+    "v1.1-xxl": _gated_config(4096, 64, 24, 10240),
 }
 
 
-def spec(
-    shape: Shape,
+def make_spec(
+    config: Config,
     *,
-    source: int = 32128,
-    target: int = 32128,
-    start: int = 0,
-    end: int = 1,
+    source_vocab_size: int = 32128,
+    target_vocab_size: int = 32128,
+    bos_id: int = 0,
+    eos_id: int = 1,
     head: str = "generation",
     labels: tuple[str, ...] = ("no", "yes"),
 ) -> s.Model:
     """An encoder-decoder under one of its heads; `encoder` is that half alone, and so is what `token` stands on."""
     attention = s.Attention(
-        width=shape.width, heads=shape.heads, key=shape.key, score="dot", bias=False, dropout=shape.dropout
+        query_dim=config.d_model, heads=config.heads, head_dim=config.d_kv, score_fn="dot", bias=False, dropout=config.dropout
     )
     block = s.Block(
-        attention=attention,
+        self_attention=attention,
         feedforward=s.FeedForward(
-            width=shape.width,
-            hidden=shape.hidden,
-            activation=shape.activation,
-            gated=shape.gated,
+            d_model=config.d_model,
+            d_ff=config.d_ff,
+            activation=config.activation,
+            gated=config.gated,
             bias=False,
-            dropout=shape.dropout,
+            dropout=config.dropout,
         ),
-        norm=s.Norm(kind="rms", epsilon=shape.epsilon),
+        norm=s.Norm(kind="rms", eps=config.norm_eps),
         norm_first=True,
-        dropout=shape.dropout,
+        dropout=config.dropout,
     )
-    distances = s.Relative(buckets=shape.buckets, distance=shape.distance)
-    stack = s.Stack(block=block, depth=shape.layers, final_norm=True, dropout=shape.dropout, relative=distances)
-    embed = s.Embed(vocabulary=source, width=shape.width, length=shape.length, position="none", dropout=shape.dropout)
-    half = s.Model(family="t5", source=embed, encoder=stack, start=start, end=end)
+    position_bias = s.RelativePositionBias(num_buckets=config.num_buckets, max_distance=config.max_distance)
+    stack = s.TransformerStack(block=block, num_layers=config.layers, final_norm=True, dropout=config.dropout, relative_position_bias=position_bias)
+    embedding = s.Embedding(vocab_size=source_vocab_size, d_model=config.d_model, max_length=config.max_length, position="none", dropout=config.dropout)
+    encoder_model = s.Model(family="t5", source_embedding=embedding, encoder=stack, bos_id=bos_id, eos_id=eos_id)
     if head == "encoder":
-        return half
-    made = s.chosen(_heads(shape, target, labels), head)
+        return encoder_model
+    head_spec = s.select_head(_make_heads(config, target_vocab_size, labels), head)
     if head == "token":
-        return s.replace(half, head=made)
-    block, depth = s.replace(block, cross=attention), shape.decoder_layers or shape.layers
+        return s.replace(encoder_model, head=head_spec)
+    block, num_decoder_layers = s.replace(block, cross=attention), config.decoder_layers or config.layers
     return s.replace(
-        half,
-        target=s.replace(embed, vocabulary=target),
-        decoder=s.replace(stack, block=block, depth=depth, causal=True),
+        encoder_model,
+        target=s.replace(embedding, vocabulary=target_vocab_size),
+        decoder=s.replace(stack, block=block, depth=num_decoder_layers, causal=True),
         shared=True,
-        head=made,
+        head=head_spec,
     )
 
 
-def _heads(shape: Shape, target: int, labels: tuple[str, ...]) -> dict[str, s.Head]:
-    width, drop = shape.width, shape.head_dropout
-    scale = width**-0.5 if shape.scale is None else shape.scale
+def _make_heads(config: Config, vocab_size: int, labels: tuple[str, ...]) -> dict[str, s.Head]:
+    d_model, dropout = config.d_model, config.classifier_dropout
+    input_scale = d_model**-0.5 if config.head_input_scale is None else config.head_input_scale
     return {
-        "generation": s.Head(kind="lm", width=width, outputs=target, tied=shape.tied, scale=scale),
-        "sequence": s.label_head(
-            "sequence", width, labels, pool="last", dense="tanh", dropout=drop, dropout_first=True
+        "generation": s.Head(kind="lm", d_model=d_model, num_outputs=vocab_size, tie_embeddings=config.tie_embeddings, input_scale=input_scale),
+        "sequence": s.classification_head(
+            "sequence", d_model, labels, pool="last", dense="tanh", dropout=dropout, dropout_first=True
         ),
-        "token": s.label_head("token", width, labels, dropout=drop),
-        "span": s.label_head("span", width, labels),
+        "token": s.classification_head("token", d_model, labels, dropout=dropout),
+        "span": s.classification_head("span", d_model, labels),
     }
 
 
-TEMPLATE = Template(
+TOKENIZER_TEMPLATE = Template(
     kind="unigram",
-    tokens={"pad": "<pad>", "end": "</s>", "unk": "<unk>"},
+    special_tokens={"pad": "<pad>", "end": "</s>", "unk": "<unk>"},
     single="$A </s>",
     pair="$A </s> $B </s>",
-    sentinels=100,
-    classes=("T5Tokenizer",),
+    num_sentinels=100,
+    hf_classes=("T5Tokenizer",),
 )
 
-SETTINGS = (
-    Setting("vocab_size", "source", "source.vocabulary"),
-    Setting("vocab_size", "target", "target.vocabulary"),
-    Setting("d_model", "width", "source.width"),
-    Setting("d_kv", "key", "encoder.block.attention.key"),
-    Setting("d_ff", "hidden", "encoder.block.feedforward.hidden"),
-    Setting("num_layers", "layers", "encoder.depth"),
-    Setting("num_decoder_layers", "decoder_layers", "decoder.depth"),
-    Setting("num_heads", "heads", "encoder.block.attention.heads"),
-    Setting("relative_attention_num_buckets", "buckets", "encoder.relative.buckets"),
-    Setting("relative_attention_max_distance", "distance", "encoder.relative.distance"),
-    Setting("dropout_rate", "dropout", "encoder.block.dropout"),
-    Setting("classifier_dropout", "head_dropout", "head.dropout", only=("sequence", "token")),
-    Setting("layer_norm_epsilon", "epsilon", "encoder.block.norm.epsilon"),
-    Setting("dense_act_fn", "activation", "encoder.block.feedforward.activation", ACTIVATIONS),
-    Setting("is_gated_act", "gated", "encoder.block.feedforward.gated"),
-    Setting("tied", "tied", "head.tied", only=("generation",)),
-    Setting("head_scale", "scale", "head.scale", only=("generation",)),
-    Setting("qkv_length", "length", "source.length"),  # they have no word for it
-    Setting("decoder_start_token_id", "start", "start"),
-    Setting("eos_token_id", "end", "end"),
+HF_CONFIG_KEYS = (
+    ConfigKey("vocab_size", "source", "source.vocabulary"),
+    ConfigKey("vocab_size", "target", "target.vocabulary"),
+    ConfigKey("d_model", "width", "source.width"),
+    ConfigKey("d_kv", "key", "encoder.block.attention.key"),
+    ConfigKey("d_ff", "hidden", "encoder.block.feedforward.hidden"),
+    ConfigKey("num_layers", "layers", "encoder.depth"),
+    ConfigKey("num_decoder_layers", "decoder_layers", "decoder.depth"),
+    ConfigKey("num_heads", "heads", "encoder.block.attention.heads"),
+    ConfigKey("relative_attention_num_buckets", "buckets", "encoder.relative.buckets"),
+    ConfigKey("relative_attention_max_distance", "distance", "encoder.relative.distance"),
+    ConfigKey("dropout_rate", "dropout", "encoder.block.dropout"),
+    ConfigKey("classifier_dropout", "head_dropout", "head.dropout", heads=("sequence", "token")),
+    ConfigKey("layer_norm_epsilon", "epsilon", "encoder.block.norm.epsilon"),
+    ConfigKey("dense_act_fn", "activation", "encoder.block.feedforward.activation", ACTIVATIONS),
+    ConfigKey("is_gated_act", "gated", "encoder.block.feedforward.gated"),
+    ConfigKey("tied", "tied", "head.tied", heads=("generation",)),
+    ConfigKey("head_scale", "scale", "head.scale", heads=("generation",)),
+    ConfigKey("qkv_length", "length", "source.length"),  # they have no word for it
+    ConfigKey("decoder_start_token_id", "start", "start"),
+    ConfigKey("eos_token_id", "end", "end"),
 )
 
 
-def _look(config: Config, tensors: Mapping[str, Tensor]) -> Config:
+def _infer_from_weights(hf_config: HFConfig, tensors: Mapping[str, Tensor]) -> HFConfig:
     """transformers 5 writes that all are tied, and ties what is equal."""
-    own, shared = tensors.get("lm_head.weight"), tensors.get("shared.weight")
-    return config if own is None or shared is None or own.equal(shared) else config | {"tied": False}
+    lm_head, embedding = tensors.get("lm_head.weight"), tensors.get("shared.weight")
+    return hf_config if lm_head is None or embedding is None or lm_head.equal(embedding) else hf_config | {"tied": False}
 
 
-def _read(config: Config) -> Config:
-    said, tied = str(config.get("feed_forward_proj", "relu")), config.get("tie_word_embeddings") is not False
-    activation = "gelu_new" if said == "gated-gelu" else said.removeprefix("gated-")
-    found = {"dense_act_fn": activation, "is_gated_act": said.startswith("gated-"), "tied": tied} | config
-    scaled = config.get("scale_decoder_outputs", tied)  # 1.1 is neither tied nor scaled, and once one key said both
-    return found | {"head_scale": None if scaled else 1.0}
+def _from_hf_config(hf_config: HFConfig) -> HFConfig:
+    feed_forward_proj, tie_embeddings = str(hf_config.get("feed_forward_proj", "relu")), hf_config.get("tie_word_embeddings") is not False
+    activation = "gelu_new" if feed_forward_proj == "gated-gelu" else feed_forward_proj.removeprefix("gated-")
+    resolved = {"dense_act_fn": activation, "is_gated_act": feed_forward_proj.startswith("gated-"), "tied": tie_embeddings} | hf_config
+    scale_outputs = hf_config.get("scale_decoder_outputs", tie_embeddings)  # 1.1 is neither tied nor scaled, and once one key said both
+    return resolved | {"head_scale": None if scale_outputs else 1.0}
 
 
-def _write(config: Config) -> Config:
-    activation, gated, width = config["dense_act_fn"], config["is_gated_act"], config["d_model"]
-    tied, scale = config.pop("tied", True), config.pop("head_scale", width**-0.5)
-    if (gated and activation == "gelu") or scale not in (1.0, width**-0.5):
+def _to_hf_config(hf_config: HFConfig) -> HFConfig:
+    activation, gated, d_model = hf_config["dense_act_fn"], hf_config["is_gated_act"], hf_config["d_model"]
+    tie_embeddings, input_scale = hf_config.pop("tied", True), hf_config.pop("head_scale", d_model**-0.5)
+    if (gated and activation == "gelu") or input_scale not in (1.0, d_model**-0.5):
         raise InputError("t5: Hugging Face has no gate by the exact GELU, and one scale only before the output")
-    if config["qkv_length"] == Shape.length:
-        del config["qkv_length"]
-    named = "gelu" if gated and activation == "gelu_new" else activation
-    said = {"feed_forward_proj": f"gated-{named}" if gated else named, "pad_token_id": config["decoder_start_token_id"]}
-    return config | said | {"tie_word_embeddings": tied or scale != 1.0, "scale_decoder_outputs": scale != 1.0}
+    if hf_config["qkv_length"] == Config.max_length:
+        del hf_config["qkv_length"]
+    activation_name = "gelu" if gated and activation == "gelu_new" else activation
+    overrides = {"feed_forward_proj": f"gated-{activation_name}" if gated else activation_name, "pad_token_id": hf_config["decoder_start_token_id"]}
+    return hf_config | overrides | {"tie_word_embeddings": tie_embeddings or input_scale != 1.0, "scale_decoder_outputs": input_scale != 1.0}
 
 
-def _part(layer: str, theirs: str, ours: str, names: Mapping[str, str]) -> tuple[Rename, ...]:
+def _sublayer_rules(layer: str, hf_name: str, qkv_name: str, weight_names: Mapping[str, str]) -> tuple[Rename, ...]:
     """One part of every layer of a side, and the norm before it."""
-    side, number = layer.split(".")
-    layer, block = f"transformer.{side}.block.{{i}}.layer.{number}", f"{side}.blocks.{{i}}"
-    weights = (Rename(f"{layer}.{theirs}.{a}.weight", f"{block}.{ours}.{b}.weight") for a, b in names.items())
-    return (Rename(f"{layer}.layer_norm.weight", f"{block}.around_{ours}.norm.weight"), *weights)
+    side, sublayer_index = layer.split(".")
+    layer, qkv_block = f"transformer.{side}.block.{{i}}.layer.{sublayer_index}", f"{side}.blocks.{{i}}"
+    weights = (Rename(f"{layer}.{hf_name}.{hf_weight}.weight", f"{qkv_block}.{qkv_name}.{qkv_weight}.weight") for hf_weight, qkv_weight in weight_names.items())
+    return (Rename(f"{layer}.layer_norm.weight", f"{qkv_block}.around_{qkv_name}.norm.weight"), *weights)
 
 
-def _feedforward(names: Mapping[str, str]) -> tuple[Rename, ...]:
-    parts = (_part(layer, "DenseReluDense", "feedforward", names) for layer in ("encoder.1", "decoder.2"))
-    return tuple(rule for part in parts for rule in part)
+def _feedforward_rules(weight_names: Mapping[str, str]) -> tuple[Rename, ...]:
+    rule_groups = (_sublayer_rules(layer, "DenseReluDense", "feedforward", weight_names) for layer in ("encoder.1", "decoder.2"))
+    return tuple(rule for rule_group in rule_groups for rule in rule_group)
 
 
-LOOK = {name: name for name in "qkvo"}
-FIRST = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"  # the first layer's serves all
-BODY = (
+QKVO = {name: name for name in "qkvo"}
+RELATIVE_BIAS_KEY = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"  # the first layer's serves all
+BACKBONE_RULES = (
     Rename("transformer.shared.weight", "source.tokens.weight"),
     Tie("transformer.encoder.embed_tokens.weight", "transformer.shared.weight"),
     Tie("transformer.decoder.embed_tokens.weight", "transformer.shared.weight"),
-    Rename(f"transformer.encoder.{FIRST}", "encoder.relative.weight"),
-    Rename(f"transformer.decoder.{FIRST}", "decoder.relative.weight"),
+    Rename(f"transformer.encoder.{RELATIVE_BIAS_KEY}", "encoder.relative.weight"),
+    Rename(f"transformer.decoder.{RELATIVE_BIAS_KEY}", "decoder.relative.weight"),
     Drop("transformer.decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"),  # never used
-    *_part("encoder.0", "SelfAttention", "attention", LOOK),
-    *_part("decoder.0", "SelfAttention", "attention", LOOK),
-    *_part("decoder.1", "EncDecAttention", "cross", LOOK),
+    *_sublayer_rules("encoder.0", "SelfAttention", "attention", QKVO),
+    *_sublayer_rules("decoder.0", "SelfAttention", "attention", QKVO),
+    *_sublayer_rules("decoder.1", "EncDecAttention", "cross", QKVO),
     Rename("transformer.encoder.final_layer_norm.weight", "encoder.norm.weight"),
     Rename("transformer.decoder.final_layer_norm.weight", "decoder.norm.weight"),
 )
-GATED = "encoder.block.feedforward.gated"
+GATED_PATH = "encoder.block.feedforward.gated"
 
-HUGGING_FACE = Format(
+HF_FORMAT = HFFormat(
     model_type="t5",
     prefix="transformer.",
     architectures={
-        "T5ForConditionalGeneration": Architecture("generation", bare=True),
-        "T5WithLMHeadModel": Architecture("generation", bare=True),  # its first name
+        "T5ForConditionalGeneration": Architecture("generation", no_prefix=True),
+        "T5WithLMHeadModel": Architecture("generation", no_prefix=True),  # its first name
         "T5ForSequenceClassification": Architecture("sequence"),
         "T5ForTokenClassification": Architecture("token"),
-        "T5ForQuestionAnswering": Architecture("span", bare=True),
-        "T5EncoderModel": Architecture("encoder", bare=True),
-        "T5Model": Architecture("body", bare=True),
+        "T5ForQuestionAnswering": Architecture("span", no_prefix=True),
+        "T5EncoderModel": Architecture("encoder", no_prefix=True),
+        "T5Model": Architecture("body", no_prefix=True),
     },
-    settings=SETTINGS,
-    fixed={"is_decoder": False},
-    look=_look,
-    read=_read,
-    write=_write,
-    body=BODY,
-    only=(
-        Only(GATED, False, _feedforward({"wi": "up", "wo": "down"})),
-        Only(GATED, True, _feedforward({"wi_0": "gate", "wi_1": "up", "wo": "down"})),
+    config_keys=HF_CONFIG_KEYS,
+    supported_values={"is_decoder": False},
+    infer_from_weights=_infer_from_weights,
+    from_hf_config=_from_hf_config,
+    to_hf_config=_to_hf_config,
+    backbone_rules=BACKBONE_RULES,
+    conditional_rules=(
+        WhenSpec(GATED_PATH, False, _feedforward_rules({"wi": "up", "wo": "down"})),
+        WhenSpec(GATED_PATH, True, _feedforward_rules({"wi_0": "gate", "wi_1": "up", "wo": "down"})),
     ),
-    heads={
+    head_rules={
         "generation": (Rename("lm_head.weight", "head.linear.weight"),),
         "sequence": (
             Rename("classification_head.dense.{p}", "head.dense.{p}"),

@@ -14,67 +14,67 @@ PAPER = "Vaswani et al. 2017"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class Config:
     """What a recipe may say of a Transformer."""
 
-    width: int = 512
+    d_model: int = 512
     heads: int = 8
     layers: int = 6
     decoder_layers: int | None = None  # None: as many as the encoder's
-    hidden: int = 2048
+    d_ff: int = 2048
     dropout: float = 0.1
     attention_dropout: float = 0.0
     activation: s.Activation = "relu"
     gated: bool = False
     norm_first: bool = False
     position: Literal["sinusoid", "learned", "none"] = "sinusoid"
-    length: int = 512
-    shared: bool = False  # one table for source, target and output, as with the paper's joint vocabulary
+    max_length: int = 512
+    share_embeddings: bool = False  # one table for source, target and output, as with the paper's joint vocabulary
 
 
-SIZES = {
-    "tiny": Shape(width=256, heads=4, layers=4, hidden=1024),
-    "base": Shape(),
-    "big": Shape(width=1024, heads=16, hidden=4096, dropout=0.3),
+PRESETS = {
+    "tiny": Config(d_model=256, heads=4, layers=4, d_ff=1024),
+    "base": Config(),
+    "big": Config(d_model=1024, heads=16, d_ff=4096, dropout=0.3),
 }
 
 
-def spec(shape: Shape, *, source: int = 37000, target: int = 37000, start: int = 2, end: int = 3) -> s.Model:
+def make_spec(config: Config, *, source_vocab_size: int = 37000, target_vocab_size: int = 37000, bos_id: int = 2, eos_id: int = 3) -> s.Model:
     """An encoder-decoder for vocabularies of the given sizes."""
-    attention = s.Attention(width=shape.width, heads=shape.heads, dropout=shape.attention_dropout)
+    attention = s.Attention(query_dim=config.d_model, heads=config.heads, dropout=config.attention_dropout)
     block = s.Block(
-        attention=attention,
+        self_attention=attention,
         feedforward=s.FeedForward(
-            width=shape.width,
-            hidden=shape.hidden,
-            activation=shape.activation,
-            gated=shape.gated,
+            d_model=config.d_model,
+            d_ff=config.d_ff,
+            activation=config.activation,
+            gated=config.gated,
         ),
-        norm_first=shape.norm_first,
-        dropout=shape.dropout,
+        norm_first=config.norm_first,
+        dropout=config.dropout,
     )
-    stack = s.Stack(block=block, depth=shape.layers, final_norm=shape.norm_first)
-    embed = s.Embed(
-        vocabulary=source,
-        width=shape.width,
-        length=shape.length,
-        position=shape.position,
-        scale=True,
-        dropout=shape.dropout,
+    stack = s.TransformerStack(block=block, num_layers=config.layers, final_norm=config.norm_first)
+    embedding = s.Embedding(
+        vocab_size=source_vocab_size,
+        d_model=config.d_model,
+        max_length=config.max_length,
+        position=config.position,
+        scale_by_sqrt_dim=True,
+        dropout=config.dropout,
     )
     return s.Model(
         family="transformer",
-        source=embed,
+        source_embedding=embedding,
         encoder=stack,
-        target=s.replace(embed, vocabulary=target),
+        target_embedding=s.replace(embedding, vocabulary=target_vocab_size),
         decoder=s.replace(
             stack,
             block=s.replace(block, cross=attention),
-            depth=shape.decoder_layers or shape.layers,
+            depth=config.decoder_layers or config.layers,
             causal=True,
         ),
-        head=s.Head(kind="lm", width=shape.width, outputs=target, tied=True),
-        shared=shape.shared,
-        start=start,
-        end=end,
+        head=s.Head(kind="lm", d_model=config.d_model, num_outputs=target_vocab_size, tie_embeddings=True),
+        share_embeddings=config.share_embeddings,
+        bos_id=bos_id,
+        eos_id=eos_id,
     )

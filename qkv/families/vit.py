@@ -9,99 +9,99 @@ from dataclasses import dataclass
 
 from qkv import spec as s
 from qkv.errors import InputError
-from qkv.weights.format import ACTIVATIONS, Architecture, Config, Format, Setting
-from qkv.weights.rules import Drop, Rename, Rule, Tie
+from qkv.families.hf.format import ACTIVATIONS, Architecture, ConfigKey, HFConfig, HFFormat
+from qkv.families.hf.rules import Drop, Rename, Rule, Tie
 
 PAPER = "Dosovitskiy et al. 2021"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class Config:
     """What a recipe may say of a ViT."""
 
-    width: int = 768
+    d_model: int = 768
     heads: int = 12
     layers: int = 12
-    hidden: int = 3072
+    d_ff: int = 3072
     activation: s.Activation = "gelu"
     dropout: float = 0.0
     attention_dropout: float = 0.0
-    image: int = 224  # pixels a side
-    patch: int = 16
-    channels: int = 3
-    biased: bool = True  # query, key and value; the output always is
-    epsilon: float = 1e-12
-    spread: float = 0.02
+    image_size: int = 224  # pixels a side
+    patch_size: int = 16
+    num_channels: int = 3
+    qkv_bias: bool = True  # query, key and value; the output always is
+    norm_eps: float = 1e-12
+    init_std: float = 0.02
 
 
-SIZES = {
-    "base_16": Shape(),
-    "base_32": Shape(patch=32),
-    "large_16": Shape(width=1024, heads=16, layers=24, hidden=4096),
-    "large_32": Shape(width=1024, heads=16, layers=24, hidden=4096, patch=32),
-    "huge_14": Shape(width=1280, heads=16, layers=32, hidden=5120, patch=14),
+PRESETS = {
+    "base_16": Config(),
+    "base_32": Config(patch_size=32),
+    "large_16": Config(d_model=1024, heads=16, layers=24, d_ff=4096),
+    "large_32": Config(d_model=1024, heads=16, layers=24, d_ff=4096, patch_size=32),
+    "huge_14": Config(d_model=1280, heads=16, layers=32, d_ff=5120, patch_size=14),
 }
 
 
-def spec(shape: Shape, *, head: str = "sequence", labels: tuple[str, ...] = ("no", "yes")) -> s.Model:
+def make_spec(config: Config, *, head: str = "sequence", labels: tuple[str, ...] = ("no", "yes")) -> s.Model:
     """An encoder of images under one of its heads, which read the first vector; `body` is none."""
-    width = shape.width
+    d_model = config.d_model
     block = s.Block(
-        attention=s.Attention(
-            width=width, heads=shape.heads, bias=shape.biased, output_bias=True, dropout=shape.attention_dropout
+        self_attention=s.Attention(
+            query_dim=d_model, heads=config.heads, bias=config.qkv_bias, output_bias=True, dropout=config.attention_dropout
         ),
-        feedforward=s.FeedForward(width=width, hidden=shape.hidden, activation=shape.activation),
-        norm=s.Norm(epsilon=shape.epsilon),
+        feedforward=s.FeedForward(d_model=d_model, d_ff=config.d_ff, activation=config.activation),
+        norm=s.Norm(eps=config.norm_eps),
         norm_first=True,
-        dropout=shape.dropout,
+        dropout=config.dropout,
     )
     heads = {
-        "sequence": s.label_head("sequence", width, labels),
-        "pooler": s.label_head("pooler", width, labels, dense="tanh"),
+        "sequence": s.classification_head("sequence", d_model, labels),
+        "pooler": s.classification_head("pooler", d_model, labels, dense="tanh"),
     }
     return s.Model(
         family="vit",
-        source=s.Patches(
-            image=shape.image, patch=shape.patch, channels=shape.channels, width=width, dropout=shape.dropout
+        source_embedding=s.PatchEmbedding(
+            image_size=config.image_size, patch_size=config.patch_size, num_channels=config.num_channels, d_model=d_model, dropout=config.dropout
         ),
-        encoder=s.Stack(block=block, depth=shape.layers, final_norm=True),
-        head=s.chosen(heads, head),
-        spread=shape.spread,
+        encoder=s.TransformerStack(block=block, num_layers=config.layers, final_norm=True),
+        head=s.select_head(heads, head),
+        init_std=config.init_std,
     )
 
 
-SETTINGS = (
-    Setting("hidden_size", "width", "source.width"),
-    Setting("num_hidden_layers", "layers", "encoder.depth"),
-    Setting("num_attention_heads", "heads", "encoder.block.attention.heads"),
-    Setting("intermediate_size", "hidden", "encoder.block.feedforward.hidden"),
-    Setting("hidden_act", "activation", "encoder.block.feedforward.activation", ACTIVATIONS),
-    Setting("hidden_dropout_prob", "dropout", "encoder.block.dropout"),
-    Setting("attention_probs_dropout_prob", "attention_dropout", "encoder.block.attention.dropout"),
-    Setting("image_size", "image", "source.image"),
-    Setting("patch_size", "patch", "source.patch"),
-    Setting("num_channels", "channels", "source.channels"),
-    Setting("qkv_bias", "biased", "encoder.block.attention.bias"),
-    Setting("layer_norm_eps", "epsilon", "encoder.block.norm.epsilon"),
-    Setting("initializer_range", "spread", "spread"),
+HF_CONFIG_KEYS = (
+    ConfigKey("hidden_size", "width", "source.width"),
+    ConfigKey("num_hidden_layers", "layers", "encoder.depth"),
+    ConfigKey("num_attention_heads", "heads", "encoder.block.attention.heads"),
+    ConfigKey("intermediate_size", "hidden", "encoder.block.feedforward.hidden"),
+    ConfigKey("hidden_act", "activation", "encoder.block.feedforward.activation", ACTIVATIONS),
+    ConfigKey("hidden_dropout_prob", "dropout", "encoder.block.dropout"),
+    ConfigKey("attention_probs_dropout_prob", "attention_dropout", "encoder.block.attention.dropout"),
+    ConfigKey("image_size", "image", "source.image"),
+    ConfigKey("patch_size", "patch", "source.patch"),
+    ConfigKey("num_channels", "channels", "source.channels"),
+    ConfigKey("qkv_bias", "biased", "encoder.block.attention.bias"),
+    ConfigKey("layer_norm_eps", "epsilon", "encoder.block.norm.epsilon"),
+    ConfigKey("initializer_range", "spread", "spread"),
 )
 
 
-def read(config: Config) -> Config:
+def from_hf_config(hf_config: HFConfig) -> HFConfig:
     """With one number where theirs may be height and width; sizes that we have no field for are refused."""
     for key in ("image_size", "patch_size"):
-        sides = config.get(key)
+        sides = hf_config.get(key)
         if isinstance(sides, list) and len(sides) in (1, 2):
             if sides[0] != sides[-1]:
                 raise InputError(f"config.json: {key} is {sides}; of vit qkv has square images and patches only")
-            config[key] = sides[0]
-    width, pooled = config.get("hidden_size") or Shape.width, config.get("pooler_output_size")
-    if pooled not in (None, width):
-        raise InputError(f"config.json: pooler_output_size is {pooled}; of vit qkv has hidden_size, {width}, only")
-    return config
+            hf_config[key] = sides[0]
+    hidden_size, pooler_size = hf_config.get("hidden_size") or Config.d_model, hf_config.get("pooler_output_size")
+    if pooler_size not in (None, hidden_size):
+        raise InputError(f"config.json: pooler_output_size is {pooler_size}; of vit qkv has hidden_size, {hidden_size}, only")
+    return hf_config
 
 
-LAYER = {  # in a file, in their model since version 5, in ours
+LAYER_NAMES = {  # in a file, in their model since version 5, in ours
     "attention.attention.query": ("attention.q_proj", "attention.q"),
     "attention.attention.key": ("attention.k_proj", "attention.k"),
     "attention.attention.value": ("attention.v_proj", "attention.v"),
@@ -111,31 +111,31 @@ LAYER = {  # in a file, in their model since version 5, in ours
     "output.dense": ("mlp.fc2", "feedforward.down"),
     "layernorm_after": ("layernorm_after", "around_feedforward.norm"),
 }
-FILED = "vit.encoder.layer.{{i}}.{}.{{p}}"
-BODY: tuple[Rule, ...] = (
+HF_LAYER_PATTERN = "vit.encoder.layer.{{i}}.{}.{{p}}"
+BACKBONE_RULES: tuple[Rule, ...] = (
     Rename("vit.embeddings.cls_token", "source.whole"),
     Rename("vit.embeddings.position_embeddings", "source.position"),
     Rename("vit.embeddings.patch_embeddings.projection.{p}", "source.projection.{p}"),
     Drop("vit.embeddings.mask_token"),
-    *(Rename(FILED.format(old), f"encoder.blocks.{{i}}.{ours}.{{p}}") for old, (_, ours) in LAYER.items()),
-    *(Tie(f"vit.layers.{{i}}.{new}.{{p}}", FILED.format(old)) for old, (new, _) in LAYER.items()),
+    *(Rename(HF_LAYER_PATTERN.format(hf_name), f"encoder.blocks.{{i}}.{qkv_name}.{{p}}") for hf_name, (_, qkv_name) in LAYER_NAMES.items()),
+    *(Tie(f"vit.layers.{{i}}.{hf_v5_name}.{{p}}", HF_LAYER_PATTERN.format(hf_name)) for hf_name, (hf_v5_name, _) in LAYER_NAMES.items()),
     Rename("vit.layernorm.{p}", "encoder.norm.{p}"),
 )
 
-HUGGING_FACE = Format(
+HF_FORMAT = HFFormat(
     model_type="vit",
     prefix="vit.",
     architectures={
         "ViTForImageClassification": Architecture("sequence"),
-        "ViTModel": Architecture("pooler", bare=True),
+        "ViTModel": Architecture("pooler", no_prefix=True),
     },
-    settings=SETTINGS,
-    fixed={"pooler_act": "tanh"},
-    body=BODY,
-    heads={
+    config_keys=HF_CONFIG_KEYS,
+    supported_values={"pooler_act": "tanh"},
+    backbone_rules=BACKBONE_RULES,
+    head_rules={
         "sequence": (Rename("classifier.{p}", "head.linear.{p}"),),
         "pooler": (Rename("vit.pooler.dense.{p}", "head.dense.{p}"),),
         "masked_image": (Drop("decoder.{i}.{p}"),),  # a body pretrained so may serve another head
     },
-    read=read,
+    from_hf_config=from_hf_config,
 )

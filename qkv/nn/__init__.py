@@ -1,6 +1,6 @@
 """The maths: knows nothing of files, families or losses."""
 
-from qkv.nn.model import Decoder, Encoder, EncoderDecoder, State, build
-from qkv.nn.ragged import Layout, Ragged
+from qkv.nn.model import Decoder, DecoderState, Encoder, EncoderDecoder, build
+from qkv.nn.ragged import BatchLayout, Ragged
 
-__all__ = ["Decoder", "Encoder", "EncoderDecoder", "Layout", "Ragged", "State", "build"]
+__all__ = ["Decoder", "Encoder", "EncoderDecoder", "BatchLayout", "Ragged", "DecoderState", "build"]

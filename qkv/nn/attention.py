@@ -8,13 +8,13 @@ from torch import Tensor, nn
 
 from qkv import spec
 from qkv.errors import InputError
-from qkv.nn.attend import Bias, Sink, attend, attend_keys
-from qkv.nn.cache import Cache, Keys
-from qkv.nn.mask import Full, Mask
-from qkv.nn.ragged import Layout, Ragged
-from qkv.nn.score import Score
+from qkv.nn.attention_score import AttentionScore
+from qkv.nn.kernels import AttentionHook, PositionBias, attend, attend_cached
+from qkv.nn.kv_cache import KeyValues, KVCache
+from qkv.nn.mask import Bidirectional, Mask
+from qkv.nn.ragged import BatchLayout, Ragged
 
-_FULL = Full()
+_BIDIRECTIONAL = Bidirectional()
 
 
 class Attention(nn.Module):
@@ -27,90 +27,90 @@ class Attention(nn.Module):
         super().__init__()
         if s.heads < 1:
             raise InputError(f"attention needs at least one head, not {s.heads}")
-        for width in (s.width, s.memory_width) if not s.project else (s.width,) if s.key is None else ():
+        for width in (s.query_dim, s.effective_kv_dim) if not s.use_projections else (s.query_dim,) if s.head_dim is None else ():
             if width % s.heads:
                 raise InputError(f"a width of {width} does not divide into {s.heads} heads")
         self.spec = s
         self.heads = s.heads
-        self.score = Score(s)
-        self.sink: Sink | None = None  # set while somebody watches; see qkv.look.capture
+        self.score = AttentionScore(s)
+        self.hook: AttentionHook | None = None  # set while somebody watches; see qkv.analysis.capture
         self.q = self.k = self.v = self.o = None
-        if s.project:
-            self.q = nn.Linear(s.width, s.heads * s.query_size, bias=s.bias)
-            self.k = nn.Linear(s.memory_width, s.heads * s.key_size, bias=s.bias)
-            self.v = nn.Linear(s.memory_width, s.heads * s.value_size, bias=s.bias)
-            back = s.bias if s.output_bias is None else s.output_bias
-            self.o = nn.Linear(s.heads * s.value_size, s.width, bias=back)
+        if s.use_projections:
+            self.q = nn.Linear(s.query_dim, s.heads * s.q_head_dim, bias=s.bias)
+            self.k = nn.Linear(s.effective_kv_dim, s.heads * s.k_head_dim, bias=s.bias)
+            self.v = nn.Linear(s.effective_kv_dim, s.heads * s.effective_v_head_dim, bias=s.bias)
+            output_bias = s.bias if s.output_bias is None else s.output_bias
+            self.o = nn.Linear(s.heads * s.effective_v_head_dim, s.query_dim, bias=output_bias)
 
     def forward(
         self,
         x: Ragged,
-        memory: Ragged | None = None,
-        mask: Mask = _FULL,
-        bias: Bias | None = None,
-        cache: Cache | None = None,
+        key_value_states: Ragged | None = None,
+        mask: Mask = _BIDIRECTIONAL,
+        bias: PositionBias | None = None,
+        cache: KVCache | None = None,
     ) -> Ragged:
         """Self-attention, or cross-attention to a memory; a cache is filled.  # [T, width] -> [T, output]"""
-        looked_at = x if memory is None else memory
-        q, k, v = self.queries(x.values), *self.keys_and_values(looked_at.values)
-        return x.like(self.join(self.mix(q, k, v, x.layout, looked_at.layout, mask, bias, cache)))
+        kv_input = x if key_value_states is None else key_value_states
+        q, k, v = self.project_q(x.values), *self.project_kv(kv_input.values)
+        return x.with_values(self.merge_heads(self.attend_heads(q, k, v, x.layout, kv_input.layout, mask, bias, cache)))
 
-    def queries(self, x: Tensor) -> Tensor:
+    def project_q(self, x: Tensor) -> Tensor:
         return self._split(x, self.q)  # [T, H, query]
 
-    def keys_and_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def project_kv(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return self._split(x, self.k), self._split(x, self.v)  # [T, H, key], [T, H, value]
 
-    def mix(
+    def attend_heads(
         self,
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        asking: Layout,
-        looked_at: Layout,
-        mask: Mask = _FULL,
-        bias: Bias | None = None,
-        cache: Cache | None = None,
+        query_layout: BatchLayout,
+        key_layout: BatchLayout,
+        mask: Mask = _BIDIRECTIONAL,
+        bias: PositionBias | None = None,
+        cache: KVCache | None = None,
     ) -> Tensor:
         """The heads' answers, before they are joined.  # [T, H, value]"""
         if cache is not None:
-            prepared = self.score.prepare(k.transpose(0, 1)).transpose(0, 1)
-            cache.fill(Ragged(prepared, looked_at), Ragged(v, looked_at))
-        drop, sink = self._dropout, self.sink
-        return attend(q, k, v, asking, looked_at, score=self.score, mask=mask, bias=bias, dropout=drop, sink=sink)
+            precomputed_keys = self.score.precompute_keys(k.transpose(0, 1)).transpose(0, 1)
+            cache.prefill(Ragged(precomputed_keys, key_layout), Ragged(v, key_layout))
+        dropout, hook = self._dropout, self.hook
+        return attend(q, k, v, query_layout, key_layout, score=self.score, mask=mask, bias=bias, dropout=dropout, hook=hook)
 
-    def join(self, heads: Tensor) -> Tensor:
-        joined = heads.flatten(1)  # [T, H * value]
-        return joined if self.o is None else self.o(joined)
+    def merge_heads(self, heads: Tensor) -> Tensor:
+        merged = heads.flatten(1)  # [T, H * value]
+        return merged if self.o is None else self.o(merged)
 
-    def remember(self, memory: Ragged) -> Keys:
+    def precompute_kv(self, key_value_states: Ragged) -> KeyValues:
         """Keys and values of a whole memory, prepared once for all steps."""
-        layout = memory.layout
-        both = self.keys_and_values(memory.values)
-        k, v = (memory.like(x).to_padded().transpose(1, 2) for x in both)  # [B, H, M, key], [B, H, M, value]
-        same = min(layout.sizes) == layout.longest
-        allowed = None if same else layout.real()[:, None, None]
+        layout = key_value_states.layout
+        projected = self.project_kv(key_value_states.values)
+        k, v = (key_value_states.with_values(x).to_padded().transpose(1, 2) for x in projected)  # [B, H, M, key], [B, H, M, value]
+        is_uniform = min(layout.lengths_list) == layout.max_length
+        mask = None if is_uniform else layout.valid_mask()[:, None, None]
         # contiguous by head: every step reads them again
-        return Keys(self.score.prepare(k).contiguous(), v.contiguous(), allowed, layout.sizes)
+        return KeyValues(self.score.precompute_keys(k).contiguous(), v.contiguous(), mask, layout.lengths_list)
 
-    def look(self, x: Tensor, memory: Keys, rows: Sequence[int] | None = None) -> Tensor:
+    def attend_precomputed(self, x: Tensor, kv: KeyValues, row_ids: Sequence[int] | None = None) -> Tensor:
         """One step against a memory; a sentence's beams are queries side by side.  # [R, width] -> [R, output]"""
-        sentences = memory.keys.shape[0]
-        q = self.queries(x)  # [R, H, query]
-        q = q.view(sentences, -1, self.heads, q.shape[-1]).transpose(1, 2)  # [B, H, beams, query]
-        out = attend_keys(q, memory, score=self.score, dropout=self._dropout, sink=self.sink, rows=rows)
-        return self.join(out.transpose(1, 2).flatten(0, 1))  # [R, output]
+        num_sources = kv.keys.shape[0]
+        q = self.project_q(x)  # [R, H, query]
+        q = q.view(num_sources, -1, self.heads, q.shape[-1]).transpose(1, 2)  # [B, H, beams, query]
+        out = attend_cached(q, kv, score=self.score, dropout=self._dropout, hook=self.hook, row_ids=row_ids)
+        return self.merge_heads(out.transpose(1, 2).flatten(0, 1))  # [R, output]
 
-    def cache(self, rows: int, limit: int, like: Tensor) -> Cache:
+    def new_cache(self, num_rows: int, max_length: int, like: Tensor) -> KVCache:
         s = self.spec
-        return Cache(rows, s.heads, limit, self.score.prepared_size, s.value_size, like)
+        return KVCache(num_rows, s.heads, max_length, self.score.precomputed_dim, s.effective_v_head_dim, like)
 
-    def step(self, x: Tensor, cache: Cache, bias: Tensor | None = None) -> Tensor:
+    def step(self, x: Tensor, cache: KVCache, bias: Tensor | None = None) -> Tensor:
         """Causal self-attention for one new token a row.  # [R, width] -> [R, output]"""
-        q, k, v = self.queries(x), *self.keys_and_values(x)  # [R, H, size]
-        memory = cache.append(self.score.prepare(k.unsqueeze(-2)).squeeze(-2), v)
-        out = attend_keys(q.unsqueeze(2), memory, score=self.score, bias=bias, dropout=self._dropout, sink=self.sink)
-        return self.join(out.squeeze(2))
+        q, k, v = self.project_q(x), *self.project_kv(x)  # [R, H, size]
+        kv = cache.append(self.score.precompute_keys(k.unsqueeze(-2)).squeeze(-2), v)
+        out = attend_cached(q.unsqueeze(2), kv, score=self.score, bias=bias, dropout=self._dropout, hook=self.hook)
+        return self.merge_heads(out.squeeze(2))
 
     @property
     def _dropout(self) -> float:

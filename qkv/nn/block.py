@@ -11,111 +11,111 @@ import torch
 from torch import Tensor, nn
 
 from qkv import spec
-from qkv.nn.attend import Bias
 from qkv.nn.attention import Attention
-from qkv.nn.cache import Cache, Keys
 from qkv.nn.dropout import dropout
 from qkv.nn.feedforward import FeedForward
+from qkv.nn.kernels import PositionBias
+from qkv.nn.kv_cache import KeyValues, KVCache
 from qkv.nn.mask import Mask
-from qkv.nn.norm import norm
-from qkv.nn.ragged import Ends, Ragged
+from qkv.nn.norm import build_norm
+from qkv.nn.ragged import PooledTokens, Ragged
 
 
 class Residual(nn.Module):
     """Puts residual, norm and dropout around a function of [T, width]."""
 
-    def __init__(self, width: int, n: spec.Norm, norm_first: bool, dropout: float):
+    def __init__(self, width: int, norm_spec: spec.Norm, norm_first: bool, dropout: float):
         super().__init__()
-        self.norm = norm(n, width)
+        self.norm = build_norm(norm_spec, width)
         self.norm_first = norm_first
         self.dropout = dropout
 
     def forward(self, x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
-        return self.after(x, f(self.before(x)))
+        return self.post(x, f(self.pre(x)))
 
-    def before(self, x: Tensor) -> Tensor:
+    def pre(self, x: Tensor) -> Tensor:
         """What the function reads."""
         return self.norm(x) if self.norm_first else x
 
-    def after(self, x: Tensor, y: Tensor) -> Tensor:
+    def post(self, x: Tensor, y: Tensor) -> Tensor:
         """What becomes of x and of the function's answer y."""
         if self.training and self.dropout:
             y = dropout(y, self.dropout)
-        fresh = y.requires_grad or x.requires_grad or y.dtype != x.dtype  # else y, which is nobody else's, may serve
-        y = x + y if fresh else y.add_(x)
+        needs_new_tensor = y.requires_grad or x.requires_grad or y.dtype != x.dtype  # else y, which is nobody else's, may serve
+        y = x + y if needs_new_tensor else y.add_(x)
         return y if self.norm_first else self.norm(y)
 
 
 class Block(nn.Module):
     def __init__(self, s: spec.Block):
         super().__init__()
-        width = s.attention.width
+        width = s.self_attention.query_dim
 
         def residual() -> Residual:
             return Residual(width, s.norm, s.norm_first, s.dropout)
 
-        self.attention = Attention(s.attention)
-        self.around_attention = residual()
-        self.cross = None if s.cross is None else Attention(s.cross)
-        self.around_cross = None if s.cross is None else residual()
+        self.self_attention = Attention(s.self_attention)
+        self.self_attention_residual = residual()
+        self.cross_attention = None if s.cross_attention is None else Attention(s.cross_attention)
+        self.cross_attention_residual = None if s.cross_attention is None else residual()
         self.feedforward = FeedForward(s.feedforward)
-        self.around_feedforward = residual()
+        self.feedforward_residual = residual()
 
     def forward(
         self,
         x: Ragged,
         mask: Mask,
-        memory: Ragged | None = None,
-        bias: Bias | None = None,
-        cache: Cache | None = None,
-        ends: Ends | None = None,
+        encoder_hidden: Ragged | None = None,
+        bias: PositionBias | None = None,
+        cache: KVCache | None = None,
+        pooled_tokens: PooledTokens | None = None,
     ) -> Ragged:
-        if ends is not None:
-            return self._at_ends(x, ends)
-        heads = self.attention.mix(*self.ask(x.values), x.layout, x.layout, mask, bias, cache)  # [T, H, value]
-        if self.cross is None or memory is None:
-            return x.like(self.answer(x.values, heads))
-        y, q = self.turn(x.values, heads)
-        k, v = self.cross.keys_and_values(memory.values)
-        return x.like(self.close(y, self.cross.mix(q, k, v, x.layout, memory.layout)))
+        if pooled_tokens is not None:
+            return self._forward_pooled_tokens(x, pooled_tokens)
+        heads = self.self_attention.attend_heads(*self.project_qkv(x.values), x.layout, x.layout, mask, bias, cache)  # [T, H, value]
+        if self.cross_attention is None or encoder_hidden is None:
+            return x.with_values(self.attn_out_and_ffn(x.values, heads))
+        y, q = self.attn_out_and_cross_q(x.values, heads)
+        k, v = self.cross_attention.project_kv(encoder_hidden.values)
+        return x.with_values(self.cross_out_and_ffn(y, self.cross_attention.attend_heads(q, k, v, x.layout, encoder_hidden.layout)))
 
-    def _at_ends(self, x: Ragged, ends: Ends) -> Ragged:
+    def _forward_pooled_tokens(self, x: Ragged, pooled_tokens: PooledTokens) -> Ragged:
         """For one token of each sequence, which looks at all of them; the others need no more than keys and values."""
-        few = x.values.index_select(0, ends.rows)  # [B, width]
-        q = self.attention.queries(self.around_attention.before(few))
-        k, v = self.attention.keys_and_values(self.around_attention.before(x.values))
-        return Ragged(self.answer(few, self.attention.mix(q, k, v, ends.layout, x.layout)), ends.layout)
+        selected = x.values.index_select(0, pooled_tokens.indices)  # [B, width]
+        q = self.self_attention.project_q(self.self_attention_residual.pre(selected))
+        k, v = self.self_attention.project_kv(self.self_attention_residual.pre(x.values))
+        return Ragged(self.attn_out_and_ffn(selected, self.self_attention.attend_heads(q, k, v, pooled_tokens.layout, x.layout)), pooled_tokens.layout)
 
     # Between two looks at other tokens each token is worked on for itself. These parts know no lengths, so that one
     # compiled form of each serves batches of any shape.
 
-    def ask(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        y = self.around_attention.before(x)
-        return self.attention.queries(y), *self.attention.keys_and_values(y)  # [T, H, size] each
+    def project_qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        y = self.self_attention_residual.pre(x)
+        return self.self_attention.project_q(y), *self.self_attention.project_kv(y)  # [T, H, size] each
 
-    def answer(self, x: Tensor, heads: Tensor) -> Tensor:
-        y = self.around_attention.after(x, self.attention.join(heads))
-        out: Tensor = self.around_feedforward(y, self.feedforward)
+    def attn_out_and_ffn(self, x: Tensor, heads: Tensor) -> Tensor:
+        y = self.self_attention_residual.post(x, self.self_attention.merge_heads(heads))
+        out: Tensor = self.feedforward_residual(y, self.feedforward)
         return out  # [T, width]
 
-    def turn(self, x: Tensor, heads: Tensor) -> tuple[Tensor, Tensor]:
-        assert self.cross is not None
-        assert self.around_cross is not None
-        y = self.around_attention.after(x, self.attention.join(heads))  # [T, width]
-        return y, self.cross.queries(self.around_cross.before(y))
+    def attn_out_and_cross_q(self, x: Tensor, heads: Tensor) -> tuple[Tensor, Tensor]:
+        assert self.cross_attention is not None
+        assert self.cross_attention_residual is not None
+        y = self.self_attention_residual.post(x, self.self_attention.merge_heads(heads))  # [T, width]
+        return y, self.cross_attention.project_q(self.cross_attention_residual.pre(y))
 
-    def close(self, y: Tensor, heads: Tensor) -> Tensor:
-        assert self.cross is not None
-        assert self.around_cross is not None
-        out: Tensor = self.around_feedforward(self.around_cross.after(y, self.cross.join(heads)), self.feedforward)
+    def cross_out_and_ffn(self, y: Tensor, heads: Tensor) -> Tensor:
+        assert self.cross_attention is not None
+        assert self.cross_attention_residual is not None
+        out: Tensor = self.feedforward_residual(self.cross_attention_residual.post(y, self.cross_attention.merge_heads(heads)), self.feedforward)
         return out  # [T, width]
 
-    def compile_parts(self) -> None:
+    def compile_sublayers(self) -> None:
         """Fuses what lies between the matrix products; the looking itself has kernels of its own."""
         for name in ("ask", "answer", "turn", "close"):
             setattr(self, name, torch.compile(getattr(self, name), dynamic=True))
 
-    def compile_whole(self) -> None:
+    def compile_forward(self) -> None:
         """The same in one call, which asks less of the host: where the looking is one fused kernel, as on a GPU in half
         precision. Other kernels are left out of it, and then it is what its parts are.
 
@@ -123,11 +123,11 @@ class Block(nn.Module):
         """
         self.forward = torch.compile(self.forward)  # type: ignore[method-assign]
 
-    def step(self, x: Tensor, cache: Cache, memory: Keys | None, bias: Tensor | None = None) -> Tensor:
+    def step(self, x: Tensor, cache: KVCache, cross_kv: KeyValues | None, bias: Tensor | None = None) -> Tensor:
         """The same for one new token a row.  # [R, width]"""
-        x = self.around_attention(x, lambda y: self.attention.step(y, cache, bias))
-        if self.cross is not None and self.around_cross is not None and memory is not None:
-            cross = self.cross
-            x = self.around_cross(x, lambda y: cross.look(y, memory))
-        out: Tensor = self.around_feedforward(x, self.feedforward)
+        x = self.self_attention_residual(x, lambda y: self.self_attention.step(y, cache, bias))
+        if self.cross_attention is not None and self.cross_attention_residual is not None and cross_kv is not None:
+            cross_attention = self.cross_attention
+            x = self.cross_attention_residual(x, lambda y: cross_attention.attend_precomputed(y, cross_kv))
+        out: Tensor = self.feedforward_residual(x, self.feedforward)
         return out

@@ -16,8 +16,8 @@ from qkv.nn.dropout import dropout
 def _gelu(x: Tensor, approximate: str = "none") -> Tensor:
     if x.requires_grad:  # then its gradient is worked out from what came in
         return F.gelu(x, approximate=approximate)
-    done: Tensor = torch.ops.aten.gelu_(x, approximate=approximate)
-    return done
+    output: Tensor = torch.ops.aten.gelu_(x, approximate=approximate)
+    return output
 
 
 # in place where that can be: a projection's output is nobody else's, and fresh memory costs more than the function
@@ -33,9 +33,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class FeedForward(nn.Module):
     def __init__(self, s: spec.FeedForward):
         super().__init__()
-        self.up = nn.Linear(s.width, s.hidden, bias=s.bias)
-        self.gate = nn.Linear(s.width, s.hidden, bias=s.bias) if s.gated else None
-        self.down = nn.Linear(s.hidden, s.width, bias=s.bias)
+        self.up = nn.Linear(s.d_model, s.d_ff, bias=s.bias)
+        self.gate = nn.Linear(s.d_model, s.d_ff, bias=s.bias) if s.gated else None
+        self.down = nn.Linear(s.d_ff, s.d_model, bias=s.bias)
         self.dropout = s.dropout
         self.activation = ACTIVATIONS[s.activation]
 

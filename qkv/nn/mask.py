@@ -9,11 +9,11 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Full:
+class Bidirectional:
     """Every query may look at every key of its sequence."""
 
-    def allowed(self, queries: int, keys: int, device: torch.device | str = "cpu") -> Tensor:
-        return torch.ones(queries, keys, dtype=torch.bool, device=device)
+    def as_tensor(self, num_queries: int, num_keys: int, device: torch.device | str = "cpu") -> Tensor:
+        return torch.ones(num_queries, num_keys, dtype=torch.bool, device=device)
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class Causal:
     The notes (Transformers and Pretraining, 1.3) print the inequality the other way round.
     """
 
-    def allowed(self, queries: int, keys: int, device: torch.device | str = "cpu") -> Tensor:
-        return torch.ones(queries, keys, dtype=torch.bool, device=device).tril()
+    def as_tensor(self, num_queries: int, num_keys: int, device: torch.device | str = "cpu") -> Tensor:
+        return torch.ones(num_queries, num_keys, dtype=torch.bool, device=device).tril()
 
 
-Mask = Full | Causal
+Mask = Bidirectional | Causal

@@ -12,44 +12,44 @@ from torch.overrides import TorchFunctionMode
 
 from qkv import spec
 from qkv.errors import InputError
-from qkv.nn.adapter import OWN, adapt, merge
 from qkv.nn.attention import Attention
-from qkv.nn.embed import Embed, Patches
+from qkv.nn.embedding import PatchEmbedding, TokenEmbedding
 from qkv.nn.heads import Head
-from qkv.nn.mix import joined, last_four, mix_of
-from qkv.nn.position import Learned, Relative
-from qkv.nn.ragged import End, Ragged
-from qkv.nn.recurrent import Recurrent, RecurrentDecoder, RecurrentState
-from qkv.nn.stack import Encoded, Stack, StackState
+from qkv.nn.layer_mix import concat_last_four, make_scalar_mix, num_concat_layers
+from qkv.nn.lora import LORA_PARAMETERS, add_lora, merge_lora
+from qkv.nn.position import LearnedPositions, RelativePositionBias
+from qkv.nn.ragged import PooledToken, Ragged
+from qkv.nn.recurrent import RecurrentDecoder, RecurrentEncoder, RecurrentState
+from qkv.nn.stack import EncoderOutput, Stack, StackState
 
-HEADS = ("head", "beside", "mix")  # what stands on a body
+HEAD_MODULES = ("head", "beside", "mix")  # what stands on a body
 
 
 @dataclass
-class State:
+class DecoderState:
     """What a decoder carries from step to step."""
 
-    body: StackState | RecurrentState
+    layer_states: StackState | RecurrentState
     position: int | Tensor  # of the next token: for all rows, or [R]
 
-    def reorder(self, rows: Tensor) -> None:
+    def reorder(self, indices: Tensor) -> None:
         """Row i goes on from row rows[i]; both must belong to one sentence."""
-        self.body.reorder(rows)
+        self.layer_states.reorder(indices)
 
 
 class Model(nn.Module):
     """What all shells share: a spec and the device they live on."""
 
-    frozen: bool = False  # the body is not trained, and its dropout is off
+    backbone_frozen: bool = False  # the body is not trained, and its dropout is off
     head: Head | None
-    beside: Head | None
+    aux_head: Head | None
 
     def __init__(self, s: spec.Model):
         super().__init__()
         self.spec = s
-        self.mix = mix_of(s)
+        self.scalar_mix = make_scalar_mix(s)
 
-    def tie(self) -> None:
+    def tie_weights(self) -> None:
         """Makes one tensor of what the spec says is one; a model that shares nothing has nothing to do."""
         return
 
@@ -57,32 +57,32 @@ class Model(nn.Module):
     def device(self) -> torch.device:
         return next(self.parameters()).device
 
-    def freeze(self) -> None:
+    def freeze_backbone(self) -> None:
         """From now on only what stands on the body is trained, and adapters in it where there are some.
 
         Without adapters no gradient passes the body: it runs as it does in use, and keeps nothing for a backward pass.
         """
         for name, parameter in self.named_parameters():
-            parameter.requires_grad_(beside_body(name))
-        self.frozen = self.spec.adapters is None
+            parameter.requires_grad_(is_head_or_lora(name))
+        self.backbone_frozen = self.spec.lora is None
         self.train(self.training)
 
     def train(self, mode: bool = True) -> Model:
         super().train(mode)
-        for name, part in self.named_children():
-            if self.frozen and name not in HEADS:
-                part.eval()
+        for name, child in self.named_children():
+            if self.backbone_frozen and name not in HEAD_MODULES:
+                child.eval()
         return self
 
-    def _hidden(self, stack: nn.Module, x: Ragged, memory: Encoded | None = None, only: End | None = None) -> Encoded:
+    def _run_backbone(self, stack: nn.Module, x: Ragged, encoder_output: EncoderOutput | None = None, pooled_token: PooledToken | None = None) -> EncoderOutput:
         """What a head reads of the last stack's layers; `only` this token of each sequence where that is cheaper."""
-        if self.spec.read == "last":
-            if only is not None and isinstance(stack, Stack):
-                return _encoded(stack(x, memory, read=only))
-            return _encoded(stack(x) if memory is None else stack(x, memory))
+        if self.spec.feature_layers == "last":
+            if pooled_token is not None and isinstance(stack, Stack):
+                return _as_encoder_output(stack(x, encoder_output, read=pooled_token))
+            return _as_encoder_output(stack(x) if encoder_output is None else stack(x, encoder_output))
         assert isinstance(stack, Stack)
-        layers = stack.layers(x, memory)
-        return Encoded(x.like(last_four(layers) if self.mix is None else self.mix(layers)))
+        hidden_states = stack.all_hidden_states(x, encoder_output)
+        return EncoderOutput(x.with_values(concat_last_four(hidden_states) if self.scalar_mix is None else self.scalar_mix(hidden_states)))
 
 
 class Encoder(Model):
@@ -90,28 +90,28 @@ class Encoder(Model):
 
     def __init__(self, s: spec.Model):
         super().__init__(s)
-        self.source = Patches(s.source) if isinstance(s.source, spec.Patches) else _embed(s.source, "source")
-        self.encoder = _encoder(s.encoder)
-        self.head, self.beside = _heads(s)
-        self.tie()
+        self.source_embedding = PatchEmbedding(s.source_embedding) if isinstance(s.source_embedding, spec.PatchEmbedding) else _build_embedding(s.source_embedding, "source")
+        self.encoder = _build_encoder(s.encoder)
+        self.head, self.aux_head = _build_heads(s)
+        self.tie_weights()
 
-    def tie(self) -> None:
-        if self.spec.head is not None and self.spec.head.tied:
+    def tie_weights(self) -> None:
+        if self.spec.head is not None and self.spec.head.tie_embeddings:
             assert self.head is not None
             assert self.head.linear is not None
-            assert isinstance(self.source, Embed)
-            self.head.linear.weight = self.source.tokens.weight
+            assert isinstance(self.source_embedding, TokenEmbedding)
+            self.head.linear.weight = self.source_embedding.tokens.weight
 
     def embed(self, source: Ragged | Tensor, segments: Tensor | None = None) -> Ragged:
         """What the first block reads: ids [T] with their segments, or images [B, channels, side, side]."""
-        embedded: Ragged = self.source(source) if segments is None else self.source(source, segments)
+        embedded: Ragged = self.source_embedding(source) if segments is None else self.source_embedding(source, segments)
         return embedded
 
-    def encode(self, source: Ragged | Tensor, segments: Tensor | None = None) -> Encoded:
-        return self._hidden(self.encoder, self.embed(source, segments))
+    def encode(self, source: Ragged | Tensor, segments: Tensor | None = None) -> EncoderOutput:
+        return self._run_backbone(self.encoder, self.embed(source, segments))
 
     def forward(
-        self, source: Ragged | Tensor, segments: Tensor | None = None, at: Tensor | None = None, *, last: bool = True
+        self, source: Ragged | Tensor, segments: Tensor | None = None, positions: Tensor | None = None, *, return_logits: bool = True
     ) -> Tensor:
         """Hidden [T, width]; with a head, its logits. `at`: only for these tokens, where it judges each token.
 
@@ -119,279 +119,279 @@ class Encoder(Model):
         """
         if self.head is None:
             return self.encode(source, segments).hidden.values
-        hidden = self._hidden(self.encoder, self.embed(source, segments), only=self.head.end).hidden
-        return _judged(self.head, hidden, at, last)
+        hidden = self._run_backbone(self.encoder, self.embed(source, segments), pooled_token=self.head.pooled_token).hidden
+        return _apply_head(self.head, hidden, positions, return_logits)
 
-    def both(
-        self, source: Ragged | Tensor, segments: Tensor | None = None, at: Tensor | None = None, *, last: bool = True
+    def forward_with_aux_head(
+        self, source: Ragged | Tensor, segments: Tensor | None = None, positions: Tensor | None = None, *, return_logits: bool = True
     ) -> tuple[Tensor, Tensor]:
         """The logits of a model with two heads, as BERT's pretraining has them; `last` is about the first."""
-        return _both(self, self.encode(source, segments).hidden, at, last)
+        return _apply_both_heads(self, self.encode(source, segments).hidden, positions, return_logits)
 
 
-class _Stepping(Model):
+class _Autoregressive(Model):
     """A model that writes one token at a time: step(tokens, state) -> logits, state."""
 
-    target: Embed
+    target_embedding: TokenEmbedding
     decoder: Stack | RecurrentDecoder
 
-    def tie(self) -> None:
+    def tie_weights(self) -> None:
         """Makes one tensor of what the spec says is one; again after weights were replaced."""
-        if self.spec.head is not None and self.spec.head.tied:
+        if self.spec.head is not None and self.spec.head.tie_embeddings:
             assert self.head is not None
             assert self.head.linear is not None
-            self.head.linear.weight = self.target.tokens.weight
+            self.head.linear.weight = self.target_embedding.tokens.weight
 
-    def begin(self, memory: Encoded | None, rows: int, limit: int) -> State:
+    def init_state(self, encoder_output: EncoderOutput | None, num_rows: int, max_length: int) -> DecoderState:
         """Room for `rows` outputs of at most `limit` tokens; the rows of one sentence lie side by side."""
         if isinstance(self.decoder, RecurrentDecoder):
-            assert memory is not None
-            return State(self.decoder.start(memory, rows), 0)
-        like = memory.hidden.values if memory is not None else self.target.tokens.weight
-        return State(self.decoder.start(memory, rows, limit, like), 0)
+            assert encoder_output is not None
+            return DecoderState(self.decoder.init_state(encoder_output, num_rows), 0)
+        like = encoder_output.hidden.values if encoder_output is not None else self.target_embedding.tokens.weight
+        return DecoderState(self.decoder.init_state(encoder_output, num_rows, max_length, like), 0)
 
-    def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
+    def step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
         """The next token's logits, given one more token a row.  # [R] -> [R, vocabulary]"""
         position = state.position
         # a row that wrote all it may is carried along until the others are done: it stays within the table
-        longest = self.target.spec.length - 1
-        places = position.clamp(max=longest) if isinstance(position, Tensor) else torch.full_like(tokens, position)
-        x = self.target.at(tokens, places)
-        hidden = self.decoder.step(x, state.body)  # type: ignore[arg-type]  # the state is the decoder's own
-        return self._said(hidden), State(state.body, position + 1)
+        max_position = self.target_embedding.spec.max_length - 1
+        positions = position.clamp(max=max_position) if isinstance(position, Tensor) else torch.full_like(tokens, position)
+        x = self.target_embedding.embed_at(tokens, positions)
+        hidden = self.decoder.step(x, state.layer_states)  # type: ignore[arg-type]  # the state is the decoder's own
+        return self._lm_logits(hidden), DecoderState(state.layer_states, position + 1)
 
-    def _said(self, hidden: Tensor) -> Tensor:
+    def _lm_logits(self, hidden: Tensor) -> Tensor:
         if self.head is None or self.head.spec.kind != "lm":
             raise InputError(f"{self.spec.family}: a model that writes needs a head of kind 'lm'")
         logits: Tensor = self.head(hidden)
         return logits
 
 
-class Decoder(_Stepping):
+class Decoder(_Autoregressive):
     """A language model: each token sees those before it."""
 
     def __init__(self, s: spec.Model):
         super().__init__(s)
-        if not isinstance(s.decoder, spec.Stack):
+        if not isinstance(s.decoder, spec.TransformerStack):
             raise InputError(f"{s.family}: a decoder without an encoder must be a stack")
-        self.target = _embed(s.target, "target")
+        self.target_embedding = _build_embedding(s.target_embedding, "target")
         self.decoder: Stack = Stack(s.decoder)
-        self.head, self.beside = _heads(s)
-        self.tie()
+        self.head, self.aux_head = _build_heads(s)
+        self.tie_weights()
 
-    def encode(self, tokens: Ragged) -> Encoded:
+    def encode(self, tokens: Ragged) -> EncoderOutput:
         """Hidden states, each of which knows the tokens up to its own."""
-        return self._hidden(self.decoder, self.target(tokens))
+        return self._run_backbone(self.decoder, self.target_embedding(tokens))
 
-    def forward(self, tokens: Ragged, at: Tensor | None = None, *, last: bool = True) -> Tensor:
+    def forward(self, tokens: Ragged, positions: Tensor | None = None, *, return_logits: bool = True) -> Tensor:
         """Hidden [T, width]; with a head, its logits, or what its `last` layer reads. `at`: only for these tokens."""
         if self.head is None:
             return self.encode(tokens).hidden.values
-        hidden = self._hidden(self.decoder, self.target(tokens), only=self.head.end).hidden
-        return _judged(self.head, hidden, at, last)
+        hidden = self._run_backbone(self.decoder, self.target_embedding(tokens), pooled_token=self.head.pooled_token).hidden
+        return _apply_head(self.head, hidden, positions, return_logits)
 
-    def both(self, tokens: Ragged, at: Tensor | None = None, *, last: bool = True) -> tuple[Tensor, Tensor]:
+    def forward_with_aux_head(self, tokens: Ragged, positions: Tensor | None = None, *, return_logits: bool = True) -> tuple[Tensor, Tensor]:
         """The logits of a model with two heads, as GPT's fine-tuning has them; `last` is about the first."""
-        return _both(self, self.encode(tokens).hidden, at, last)
+        return _apply_both_heads(self, self.encode(tokens).hidden, positions, return_logits)
 
-    def and_hidden(self, tokens: Ragged, at: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward_with_hidden_states(self, tokens: Ragged, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The head's logits, and the hidden states [T, width] for whoever asks them for the next token too."""
         assert self.head is not None
         hidden = self.encode(tokens).hidden
-        return _judged(self.head, hidden, at, True), hidden.values
+        return _apply_head(self.head, hidden, positions, True), hidden.values
 
-    def read(self, prompts: Ragged, rows: int, limit: int) -> tuple[Tensor, State]:
+    def prefill(self, prompts: Ragged, rows_per_prompt: int, max_new_tokens: int) -> tuple[Tensor, DecoderState]:
         """Takes in a prompt a sentence: the next token's logits for each of its `rows`, with room for `limit` more."""
-        state = self.begin(None, len(prompts) * rows, prompts.layout.longest + limit)
-        assert isinstance(state.body, StackState)
-        hidden = _encoded(self.decoder(self.target(prompts), None, state.body)).hidden.values
-        last = hidden[prompts.layout.offsets[1:].long() - 1]  # [B, width]
-        places = prompts.layout.lengths.repeat_interleave(rows)
-        return self._said(last.repeat_interleave(rows, 0)), State(state.body, places)
+        state = self.init_state(None, len(prompts) * rows_per_prompt, prompts.layout.max_length + max_new_tokens)
+        assert isinstance(state.layer_states, StackState)
+        hidden = _as_encoder_output(self.decoder(self.target_embedding(prompts), None, state.layer_states)).hidden.values
+        last_hidden = hidden[prompts.layout.cu_seqlens[1:].long() - 1]  # [B, width]
+        positions = prompts.layout.lengths.repeat_interleave(rows_per_prompt)
+        return self._lm_logits(last_hidden.repeat_interleave(rows_per_prompt, 0)), DecoderState(state.layer_states, positions)
 
 
-class EncoderDecoder(_Stepping):
+class EncoderDecoder(_Autoregressive):
     """A sequence goes in, another comes out."""
 
     def __init__(self, s: spec.Model):
         super().__init__(s)
         assert s.decoder is not None  # else build had chosen another shell
-        if isinstance(s.source, spec.Patches):
+        if isinstance(s.source_embedding, spec.PatchEmbedding):
             raise InputError(f"{s.family}: an encoder-decoder that reads images is not there yet")
-        if s.shared and s.source is not None and s.target is not None and s.source.vocabulary != s.target.vocabulary:
-            sizes = f"{s.source.vocabulary} and {s.target.vocabulary} tokens"
+        if s.share_embeddings and s.source_embedding is not None and s.target_embedding is not None and s.source_embedding.vocab_size != s.target_embedding.vocab_size:
+            vocab_sizes = f"{s.source_embedding.vocab_size} and {s.target_embedding.vocab_size} tokens"
             raise InputError(
-                f"model.shared: source and target have {sizes}; one table needs one vocabulary (text.joint)"
+                f"model.shared: source and target have {vocab_sizes}; one table needs one vocabulary (text.joint)"
             )
-        self.source = _embed(s.source, "source")
-        self.encoder = _encoder(s.encoder)
-        self.target = _embed(s.target, "target")
-        self.decoder = Stack(s.decoder) if isinstance(s.decoder, spec.Stack) else RecurrentDecoder(s.decoder)
-        self.head, self.beside = _heads(s)
-        self.tie()
+        self.source_embedding = _build_embedding(s.source_embedding, "source")
+        self.encoder = _build_encoder(s.encoder)
+        self.target_embedding = _build_embedding(s.target_embedding, "target")
+        self.decoder = Stack(s.decoder) if isinstance(s.decoder, spec.TransformerStack) else RecurrentDecoder(s.decoder)
+        self.head, self.aux_head = _build_heads(s)
+        self.tie_weights()
 
-    def tie(self) -> None:
-        if self.spec.shared:  # the name that comes first is the one that checkpoints hold
-            self.target.tokens.weight = self.source.tokens.weight
-        super().tie()
+    def tie_weights(self) -> None:
+        if self.spec.share_embeddings:  # the name that comes first is the one that checkpoints hold
+            self.target_embedding.tokens.weight = self.source_embedding.tokens.weight
+        super().tie_weights()
 
-    def encode(self, source: Ragged) -> Encoded:
+    def encode(self, source: Ragged) -> EncoderOutput:
         """Computed once a source, whatever is decoded from it."""
-        return _encoded(self.encoder(self.source(source)))
+        return _as_encoder_output(self.encoder(self.source_embedding(source)))
 
-    def decode(self, memory: Encoded, target: Ragged, own: float = 0.0) -> Tensor:
+    def decode(self, encoder_output: EncoderOutput, target: Ragged, scheduled_sampling: float = 0.0) -> Tensor:
         """Hidden for every target token; `own`: how often a recurrent decoder is fed its own output.  # [T, width]"""
-        x = self.target(target)
+        x = self.target_embedding(target)
         if isinstance(self.decoder, RecurrentDecoder):
-            return _encoded(self.decoder(x, memory, self._say, own)).hidden.values
-        if own:
+            return _as_encoder_output(self.decoder(x, encoder_output, self._embed_argmax, scheduled_sampling)).hidden.values
+        if scheduled_sampling:
             raise InputError("feeding a decoder its own outputs in training needs a recurrent decoder")
-        return self._hidden(self.decoder, x, memory).hidden.values
+        return self._run_backbone(self.decoder, x, encoder_output).hidden.values
 
-    def forward(self, source: Ragged, target: Ragged, own: float = 0.0, *, last: bool = True) -> Tensor:
+    def forward(self, source: Ragged, target: Ragged, scheduled_sampling: float = 0.0, *, return_logits: bool = True) -> Tensor:
         """Logits for the token after each target token, or those of another head; without one, hidden [Tt, width].
 
         Not `last`: what the head's last linear layer reads.
         """
-        hidden = self.decode(self.encode(source), target, own)
-        return hidden if self.head is None else _judged(self.head, target.like(hidden), None, last)
+        hidden = self.decode(self.encode(source), target, scheduled_sampling)
+        return hidden if self.head is None else _apply_head(self.head, target.with_values(hidden), None, return_logits)
 
-    def _say(self, hidden: Tensor, position: int) -> Tensor:
-        said = self._said(hidden).argmax(-1)
-        return self.target.at(said, torch.full_like(said, position))
+    def _embed_argmax(self, hidden: Tensor, position: int) -> Tensor:
+        tokens = self._lm_logits(hidden).argmax(-1)
+        return self.target_embedding.embed_at(tokens, torch.full_like(tokens, position))
 
 
 def build(s: spec.Model) -> Encoder | Decoder | EncoderDecoder:
     """The module that a spec describes, freshly initialised."""
-    shell: Any = Encoder if s.decoder is None else Decoder if s.encoder is None else EncoderDecoder
-    model: Encoder | Decoder | EncoderDecoder = shell(s)
-    if s.adapters is not None:
-        adapt(model, s.adapters)
-    initialise(s, model.modules())
+    model_class: Any = Encoder if s.decoder is None else Decoder if s.encoder is None else EncoderDecoder
+    model: Encoder | Decoder | EncoderDecoder = model_class(s)
+    if s.lora is not None:
+        add_lora(model, s.lora)
+    init_weights(s, model.modules())
     return model
 
 
-def altered(model: Model, read: spec.Read, adapters: spec.Adapters | None) -> None:
+def set_features_and_lora(model: Model, feature_layers: spec.FeatureLayers, lora: spec.LoraConfig | None) -> None:
     """Lets a model's head read other layers, and puts adapters on the model or merges those that it has.
 
     A head that then reads more vectors or fewer than it did begins afresh.
     """
-    if model.spec.adapters is not None:
-        merge(model)
-    if adapters is not None:
-        adapt(model, adapters)
-    model.spec = spec.replace(model.spec, read=read, adapters=adapters)
-    model.mix = mix_of(model.spec)
-    head, count = model.spec.head, joined(model.spec)
-    if head is not None and head.joined != count:
-        model.spec = spec.replace(model.spec, head=spec.replace(head, joined=count))
-        model.head = _heads(model.spec)[0]
+    if model.spec.lora is not None:
+        merge_lora(model)
+    if lora is not None:
+        add_lora(model, lora)
+    model.spec = spec.replace(model.spec, read=feature_layers, adapters=lora)
+    model.scalar_mix = make_scalar_mix(model.spec)
+    head, num_layers = model.spec.head, num_concat_layers(model.spec)
+    if head is not None and head.num_concat_layers != num_layers:
+        model.spec = spec.replace(model.spec, head=spec.replace(head, joined=num_layers))
+        model.head = _build_heads(model.spec)[0]
         assert model.head is not None
-        initialise(model.spec, model.head.train(model.training).modules())
+        init_weights(model.spec, model.head.train(model.training).modules())
 
 
-def beside_body(name: str) -> bool:
+def is_head_or_lora(name: str) -> bool:
     """Whether a parameter is no part of the body as it was pretrained: a head's, or an adapter's."""
-    first, _, last = name.partition(".")
-    return first in HEADS or last.rpartition(".")[2] in OWN
+    root, _, rest = name.partition(".")
+    return root in HEAD_MODULES or rest.rpartition(".")[2] in LORA_PARAMETERS
 
 
-def hollow(s: spec.Model) -> Encoder | Decoder | EncoderDecoder:
+def build_on_meta(s: spec.Model) -> Encoder | Decoder | EncoderDecoder:
     """A model with shapes and no memory: nothing is drawn at random only to be thrown away."""
-    with torch.device("meta"), _Undrawn():
+    with torch.device("meta"), _SkipInitOnMeta():
         return build(s)
 
 
-class _Undrawn(TorchFunctionMode):
+class _SkipInitOnMeta(TorchFunctionMode):
     """Leaves tensors without memory alone: changing them in place does nothing, and takes torch a while."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
         if name.endswith("_") and not name.startswith("_") and name != "requires_grad_":
-            changed = args[0] if args else (kwargs or {}).get("tensor")
-            if isinstance(changed, Tensor) and changed.is_meta:
-                return changed
+            tensor = args[0] if args else (kwargs or {}).get("tensor")
+            if isinstance(tensor, Tensor) and tensor.is_meta:
+                return tensor
         return func(*args, **(kwargs or {}))
 
 
-def initialise(s: spec.Model, modules: Iterable[nn.Module]) -> None:
+def init_weights(s: spec.Model, modules: Iterable[nn.Module]) -> None:
     """Draws modules' own parameters afresh: by the family's spread, or as the Transformer's authors did; cells keep
     torch's."""
     modules = list(modules)
     for module in modules:
         if isinstance(module, nn.Linear | nn.Conv2d):
-            _draw(module.weight, s.spread)
+            _init_matrix(module.weight, s.init_std)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
-        elif isinstance(module, Learned | Relative):
-            nn.init.normal_(module.weight, std=s.spread or 0.02)
-        elif isinstance(module, Patches):
-            module.reset_parameters(s.spread or 0.02)
+        elif isinstance(module, LearnedPositions | RelativePositionBias):
+            nn.init.normal_(module.weight, std=s.init_std or 0.02)
+        elif isinstance(module, PatchEmbedding):
+            module.reset_parameters(s.init_std or 0.02)
     for module in modules:
         if isinstance(module, nn.Embedding):  # after the matrices: a tied output matrix is an embedding
-            nn.init.normal_(module.weight, std=s.spread or module.embedding_dim**-0.5)
-        elif isinstance(module, Attention) and module.q is not None and module.score.kind == "dot" and not s.spread:
+            nn.init.normal_(module.weight, std=s.init_std or module.embedding_dim**-0.5)
+        elif isinstance(module, Attention) and module.q is not None and module.score.kind == "dot" and not s.init_std:
             with torch.no_grad():  # small queries instead of divided scores, as T5 begins (Raffel et al. 2020)
-                module.q.weight.mul_(module.spec.query_size**-0.5)
-        elif isinstance(module, Stack) and module.spec.scaled_start:
-            _shrink(module)
+                module.q.weight.mul_(module.spec.q_head_dim**-0.5)
+        elif isinstance(module, Stack) and module.spec.scaled_residual_init:
+            _scale_residual_init(module)
 
 
-def _draw(weight: Tensor, spread: float | None) -> None:
-    if spread is None:
+def _init_matrix(weight: Tensor, std: float | None) -> None:
+    if std is None:
         nn.init.xavier_uniform_(weight)
     else:
-        nn.init.normal_(weight, std=spread)
+        nn.init.normal_(weight, std=std)
 
 
-def _shrink(stack: Stack) -> None:
+def _scale_residual_init(stack: Stack) -> None:
     """Sums of N fresh terms spread as one does: the last matrix of each sublayer is divided by sqrt(N)."""
-    last = ("attention.o.weight", "cross.o.weight", "feedforward.down.weight")
-    writing = [weight for name, weight in stack.named_parameters() if name.endswith(last)]
+    suffixes = ("attention.o.weight", "cross.o.weight", "feedforward.down.weight")
+    residual_weights = [weight for name, weight in stack.named_parameters() if name.endswith(suffixes)]
     with torch.no_grad():
-        for weight in writing:
-            weight.mul_(len(writing) ** -0.5)
+        for weight in residual_weights:
+            weight.mul_(len(residual_weights) ** -0.5)
 
 
-def _embed(s: spec.Embed | None, side: str) -> Embed:
+def _build_embedding(s: spec.Embedding | None, side: str) -> TokenEmbedding:
     if s is None:
         raise InputError(f"the model has a part that reads the {side} and no {side} embedding")
-    return Embed(s)
+    return TokenEmbedding(s)
 
 
-def _encoder(s: spec.Stack | spec.Recurrent | None) -> Stack | Recurrent:
+def _build_encoder(s: spec.TransformerStack | spec.RecurrentEncoder | None) -> Stack | RecurrentEncoder:
     if s is None:
         raise InputError("the model has neither an encoder nor a decoder")
-    return Stack(s) if isinstance(s, spec.Stack) else Recurrent(s)
+    return Stack(s) if isinstance(s, spec.TransformerStack) else RecurrentEncoder(s)
 
 
-def _encoded(out: Any) -> Encoded:
-    assert isinstance(out, Encoded)  # nn.Module calls are untyped
+def _as_encoder_output(out: Any) -> EncoderOutput:
+    assert isinstance(out, EncoderOutput)  # nn.Module calls are untyped
     return out
 
 
-def _heads(s: spec.Model) -> tuple[Head | None, Head | None]:
-    table = s.target if s.decoder is not None else s.source
-    sizes = (table.vocabulary, table.width) if isinstance(table, spec.Embed) else None
-    if s.head is not None and s.head.tied and sizes != (s.head.outputs, s.head.width):
+def _build_heads(s: spec.Model) -> tuple[Head | None, Head | None]:
+    embedding = s.target_embedding if s.decoder is not None else s.source_embedding
+    tied_shape = (embedding.vocab_size, embedding.d_model) if isinstance(embedding, spec.Embedding) else None
+    if s.head is not None and s.head.tie_embeddings and tied_shape != (s.head.num_outputs, s.head.d_model):
         raise InputError(f"{s.family}: a tied head needs the vocabulary and the width of the embedding")
-    if s.head is None and s.beside is not None:
+    if s.head is None and s.aux_head is not None:
         raise InputError(f"{s.family}: a head stands beside none; make it the head")
-    if s.head is not None and s.head.joined != joined(s):  # one that an earlier release wrote read their mean
-        raise InputError(f"{s.family}: its head does not read {s.read} of its layers side by side; train it again")
-    return (None if s.head is None else Head(s.head)), (None if s.beside is None else Head(s.beside))
+    if s.head is not None and s.head.num_concat_layers != num_concat_layers(s):  # one that an earlier release wrote read their mean
+        raise InputError(f"{s.family}: its head does not read {s.feature_layers} of its layers side by side; train it again")
+    return (None if s.head is None else Head(s.head)), (None if s.aux_head is None else Head(s.aux_head))
 
 
-def _judged(head: Head, hidden: Ragged, at: Tensor | None, last: bool) -> Tensor:
-    if at is not None and not head.spec.at_each_token:
+def _apply_head(head: Head, hidden: Ragged, positions: Tensor | None, return_logits: bool) -> Tensor:
+    if positions is not None and not head.spec.is_token_level:
         raise InputError(f"a head of kind '{head.spec.kind}' judges whole sequences, not single tokens")
-    chosen = hidden if at is None else hidden.values[at]
-    judged: Tensor = head(chosen) if last else head.rows(chosen)
-    return judged
+    selected = hidden if positions is None else hidden.values[positions]
+    output: Tensor = head(selected) if return_logits else head.compute_features(selected)
+    return output
 
 
-def _both(model: Encoder | Decoder, hidden: Ragged, at: Tensor | None, last: bool) -> tuple[Tensor, Tensor]:
-    if model.head is None or model.beside is None:
+def _apply_both_heads(model: Encoder | Decoder, hidden: Ragged, positions: Tensor | None, return_logits: bool) -> tuple[Tensor, Tensor]:
+    if model.head is None or model.aux_head is None:
         raise InputError(f"{model.spec.family}: this model has not two heads")
-    beside: Tensor = model.beside(hidden)
-    return _judged(model.head, hidden, at, last), beside
+    aux_logits: Tensor = model.aux_head(hidden)
+    return _apply_head(model.head, hidden, positions, return_logits), aux_logits

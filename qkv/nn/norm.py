@@ -7,7 +7,7 @@ from torch import nn
 from qkv import spec
 
 
-def norm(s: spec.Norm, width: int) -> nn.Module:
+def build_norm(s: spec.Norm, width: int) -> nn.Module:
     if s.kind == "rms":
-        return nn.RMSNorm(width, eps=s.epsilon)
-    return nn.LayerNorm(width, eps=s.epsilon)
+        return nn.RMSNorm(width, eps=s.eps)
+    return nn.LayerNorm(width, eps=s.eps)

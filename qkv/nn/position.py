@@ -14,34 +14,34 @@ from qkv.errors import InputError
 def sinusoids(length: int, width: int, base: float = 10000.0) -> Tensor:
     """PE(t, 2i) = sin(t / base^(2i/width)), PE(t, 2i + 1) = cos(t / base^(2i/width)).  # [length, width]"""
     # on the CPU whatever the device in force: a model that is built without memory needs its table all the same
-    even = torch.arange(0, width, 2, dtype=torch.float64, device="cpu")
-    places = torch.arange(length, dtype=torch.float64, device="cpu")[:, None]
-    angles = places / base ** (even / width)  # [length, ceil(width / 2)]
+    even_dims = torch.arange(0, width, 2, dtype=torch.float64, device="cpu")
+    positions = torch.arange(length, dtype=torch.float64, device="cpu")[:, None]
+    angles = positions / base ** (even_dims / width)  # [length, ceil(width / 2)]
     table = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[:, :width]
     return table.float()
 
 
-def halves(length: int, width: int) -> Tensor:
+def sinusoids_concat(length: int, width: int) -> Tensor:
     """The same numbers with all sines first, as Marian has them (Junczys-Dowmunt et al. 2018).  # [length, width]"""
     table = sinusoids(length, width)
     return torch.cat([table[:, 0::2], table[:, 1::2]], 1)
 
 
-class Sinusoid(nn.Module):
+class SinusoidalPositions(nn.Module):
     """Fixed; never in a checkpoint."""
 
     table: Tensor
 
-    def __init__(self, length: int, width: int, in_halves: bool = False):
+    def __init__(self, length: int, width: int, concat: bool = False):
         super().__init__()
-        table = halves(length, width) if in_halves else sinusoids(length, width)
+        table = sinusoids_concat(length, width) if concat else sinusoids(length, width)
         self.register_buffer("table", table, persistent=False)
 
     def forward(self, positions: Tensor) -> Tensor:
         return self.table[positions]  # [T, width]
 
 
-class Learned(nn.Module):
+class LearnedPositions(nn.Module):
     """A row of parameters a position; `offset` rows stand before the first (RoBERTa's and BART's padding)."""
 
     def __init__(self, length: int, width: int, offset: int = 0):
@@ -53,32 +53,32 @@ class Learned(nn.Module):
         return nn.functional.embedding(positions + self.offset, self.weight)  # [T, width]
 
 
-class Relative(nn.Module):
+class RelativePositionBias(nn.Module):
     """What distance adds to a score: a number a bucket and head (Raffel et al. 2020, 2.1)."""
 
-    def __init__(self, s: spec.Relative, heads: int, causal: bool):
+    def __init__(self, s: spec.RelativePositionBias, heads: int, causal: bool):
         super().__init__()
-        exact = s.buckets // (2 if causal else 4)  # distances with a bucket each
-        if exact < 1 or s.distance <= exact:
-            raise InputError(f"{s.buckets} buckets tell {exact} distances apart; the furthest cannot be {s.distance}")
+        max_exact = s.num_buckets // (2 if causal else 4)  # distances with a bucket each
+        if max_exact < 1 or s.max_distance <= max_exact:
+            raise InputError(f"{s.num_buckets} buckets tell {max_exact} distances apart; the furthest cannot be {s.max_distance}")
         self.spec, self.causal = s, causal
-        self.weight = nn.Parameter(torch.empty(s.buckets, heads))
+        self.weight = nn.Parameter(torch.empty(s.num_buckets, heads))
 
-    def forward(self, queries: Tensor, keys: Tensor) -> Tensor:
+    def forward(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
         """For queries and keys at these places of one sequence.  # [N], [M] -> [H, N, M]"""
-        bucket = self.bucket(keys[None] - queries[:, None])  # [N, M]
-        return nn.functional.embedding(bucket, self.weight).permute(2, 0, 1)
+        buckets = self.compute_bucket(key_positions[None] - query_positions[:, None])  # [N, M]
+        return nn.functional.embedding(buckets, self.weight).permute(2, 0, 1)
 
-    def bucket(self, distance: Tensor) -> Tensor:
+    def compute_bucket(self, distance: Tensor) -> Tensor:
         """Near distances have a bucket each, far ones share them on a logarithmic scale.  # [N, M]"""
-        buckets, shift = self.spec.buckets, torch.zeros_like(distance)
+        num_buckets, shift = self.spec.num_buckets, torch.zeros_like(distance)
         if self.causal:
-            back = -distance.clamp(max=0)
+            abs_distance = -distance.clamp(max=0)
         else:  # one half looks back, the other ahead
-            buckets //= 2
-            shift, back = torch.where(distance > 0, buckets, 0), distance.abs()
-        exact = buckets // 2
+            num_buckets //= 2
+            shift, abs_distance = torch.where(distance > 0, num_buckets, 0), distance.abs()
+        max_exact = num_buckets // 2
         # in float32 and in this order: another rounding would move a distance at a border into another bucket
-        ratio = torch.log(back.float() / exact) / math.log(self.spec.distance / exact) * (buckets - exact)
-        far = (exact + ratio.long()).clamp(max=buckets - 1)
-        return shift + torch.where(back < exact, back, far)
+        ratio = torch.log(abs_distance.float() / max_exact) / math.log(self.spec.max_distance / max_exact) * (num_buckets - max_exact)
+        far_bucket = (max_exact + ratio.long()).clamp(max=num_buckets - 1)
+        return shift + torch.where(abs_distance < max_exact, abs_distance, far_bucket)

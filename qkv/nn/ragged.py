@@ -21,126 +21,126 @@ class TimeMajor(NamedTuple):
     order: Tensor  # [B] sequences by falling length
     permutation: Tensor  # [T] packed place of each time-major token
     inverse: Tensor  # [T] time-major place of each packed token
-    alive: list[int]  # how many sequences reach step t
-    rows: list[int]  # `order`, on the host
+    batch_sizes: list[int]  # how many sequences reach step t
+    order_list: list[int]  # `order`, on the host
 
 
-End = Literal["first", "last"]
-_ENDS: tuple[End, ...] = ("first", "last")
-_TILE = 128
+PooledToken = Literal["first", "last"]
+_POOLED_TOKENS: tuple[PooledToken, ...] = ("first", "last")
+_KERNEL_TILE = 128
 
 
-class Ends(NamedTuple):
+class PooledTokens(NamedTuple):
     """One token of each sequence."""
 
-    rows: Tensor  # [B] where they lie
-    layout: Layout  # of these tokens alone
+    indices: Tensor  # [B] where they lie
+    layout: BatchLayout  # of these tokens alone
 
 
-class Layout:
+class BatchLayout:
     """Where each sequence lies in a packed batch, on the host and on the device; shared by all layers."""
 
-    framed: bool = False  # others with as many tokens and sequences come in its place; see `qkv.train.frame`
+    is_static: bool = False  # others with as many tokens and sequences come in its place; see `qkv.train.perf.static_batch`
 
-    def __init__(self, sizes: Sequence[int], device: torch.device | str = "cpu"):
-        self.sizes = tuple(int(n) for n in sizes)
-        if min(self.sizes, default=0) < 1:
+    def __init__(self, seq_lens: Sequence[int], device: torch.device | str = "cpu"):
+        self.lengths_list = tuple(int(n) for n in seq_lens)
+        if min(self.lengths_list, default=0) < 1:
             raise InputError("a batch needs at least one sequence, and each sequence at least one token")
-        self.total = sum(self.sizes)
-        self.longest = max(self.sizes)
-        self.even = min(self.sizes) == self.longest  # all equally long
-        lengths = torch.tensor(self.sizes, dtype=torch.long)
-        offsets = F.pad(lengths.cumsum(0), (1, 0))
-        places = torch.arange(self.total) - offsets[:-1].repeat_interleave(lengths)
-        self.host = lengths, offsets, places  # kept where they were made: asking the device would wait for it
-        self._lie_on(torch.device(device))
+        self.num_tokens = sum(self.lengths_list)
+        self.max_length = max(self.lengths_list)
+        self.is_uniform = min(self.lengths_list) == self.max_length  # all equally long
+        lengths = torch.tensor(self.lengths_list, dtype=torch.long)
+        cu_seqlens = F.pad(lengths.cumsum(0), (1, 0))
+        positions = torch.arange(self.num_tokens) - cu_seqlens[:-1].repeat_interleave(lengths)
+        self.host_tensors = lengths, cu_seqlens, positions  # kept where they were made: asking the device would wait for it
+        self._move_to(torch.device(device))
 
-    def _lie_on(self, device: torch.device) -> None:
-        there = sent(torch.cat(self.host), device)  # one copy for all three
-        own = [len(part) for part in self.host]
-        self.lengths, offsets, self.positions = torch.split(there, own)  # [B], [B + 1], [T] place in its own sequence
-        self.offsets = offsets.to(torch.int32)
-        self.plans: dict[Any, Any] = {}  # what kernels worked out about this layout, once for all layers
+    def _move_to(self, device: torch.device) -> None:
+        packed = to_device_async(torch.cat(self.host_tensors), device)  # one copy for all three
+        split_sizes = [len(tensor) for tensor in self.host_tensors]
+        self.lengths, cu_seqlens, self.positions = torch.split(packed, split_sizes)  # [B], [B + 1], [T] place in its own sequence
+        self.cu_seqlens = cu_seqlens.to(torch.int32)
+        self.plan_cache: dict[Any, Any] = {}  # what kernels worked out about this layout, once for all layers
 
     def __len__(self) -> int:
-        return len(self.sizes)
+        return len(self.lengths_list)
 
     @property
     def device(self) -> torch.device:
         return self.lengths.device
 
-    def slots(self) -> Tensor:
+    def padded_index(self) -> Tensor:
         """Each token's place in the flattened [B * longest] padded form.  # [T]"""
-        if "slots" not in self.plans:
-            rows = torch.arange(len(self)).repeat_interleave(torch.tensor(self.sizes, dtype=torch.long))
-            self.plans["slots"] = rows.to(self.device) * self.longest + self.positions
-        slots: Tensor = self.plans["slots"]
-        return slots
+        if "slots" not in self.plan_cache:
+            row_ids = torch.arange(len(self)).repeat_interleave(torch.tensor(self.lengths_list, dtype=torch.long))
+            self.plan_cache["slots"] = row_ids.to(self.device) * self.max_length + self.positions
+        index: Tensor = self.plan_cache["slots"]
+        return index
 
-    def real(self) -> Tensor:
+    def valid_mask(self) -> Tensor:
         """True where a padded form holds a token.  # [B, longest]"""
-        if "real" not in self.plans:
-            self.plans["real"] = torch.arange(self.longest, device=self.device) < self.lengths[:, None]
-        real: Tensor = self.plans["real"]
-        return real
+        if "real" not in self.plan_cache:
+            self.plan_cache["real"] = torch.arange(self.max_length, device=self.device) < self.lengths[:, None]
+        mask: Tensor = self.plan_cache["real"]
+        return mask
 
-    def ends(self, which: End) -> Ends:
-        if which not in self.plans:
-            self.plans[which] = Ends(self._rows(which), Layout([1] * len(self), self.device))
-        found: Ends = self.plans[which]
-        return found
+    def pooled_tokens(self, token: PooledToken) -> PooledTokens:
+        if token not in self.plan_cache:
+            self.plan_cache[token] = PooledTokens(self._pooled_indices(token), BatchLayout([1] * len(self), self.device))
+        pooled: PooledTokens = self.plan_cache[token]
+        return pooled
 
-    def _rows(self, which: End) -> Tensor:
-        return (self.offsets[:-1] if which == "first" else self.offsets[1:] - 1).long()  # [B]
+    def _pooled_indices(self, token: PooledToken) -> Tensor:
+        return (self.cu_seqlens[:-1] if token == "first" else self.cu_seqlens[1:] - 1).long()  # [B]
 
-    def to(self, device: torch.device | str) -> Layout:
+    def to(self, device: torch.device | str) -> BatchLayout:
         moved = copy(self)
-        moved._lie_on(torch.device(device))
+        moved._move_to(torch.device(device))
         return moved
 
-    def in_frame(self) -> Layout:
+    def mark_static(self) -> BatchLayout:
         """Says of itself that others, of as many tokens and sequences, come in its place; being even is then chance."""
-        self.framed, self.even = True, False
+        self.is_static, self.is_uniform = True, False
         return self
 
     @property
-    def reach(self) -> int:
+    def kernel_max_length(self) -> int:
         """The longest that a variable-length kernel is told of, which looks at that many keys together anyway."""
-        return -(-self.longest // _TILE) * _TILE
+        return -(-self.max_length // _KERNEL_TILE) * _KERNEL_TILE
 
-    def refill(self, other: Layout) -> None:
+    def copy_from(self, other: BatchLayout) -> None:
         """Another's places, written where a recording reads these; what else was planned stays as it is."""
-        for mine, its in (
+        for destination, source in (
             (self.lengths, other.lengths),
-            (self.offsets, other.offsets),
+            (self.cu_seqlens, other.cu_seqlens),
             (self.positions, other.positions),
         ):
-            mine.copy_(its)
-        for which in _ENDS:
-            if which in self.plans:
-                self.plans[which].rows.copy_(other._rows(which))
+            destination.copy_(source)
+        for token in _POOLED_TOKENS:
+            if token in self.plan_cache:
+                self.plan_cache[token].rows.copy_(other._pooled_indices(token))
 
     @property
-    def refillable(self) -> bool:
+    def can_copy_from(self) -> bool:
         """Whether nothing was planned about it that `refill` leaves as it is."""
-        return all(which in _ENDS and not ends.layout.plans for which, ends in self.plans.items())
+        return all(cache_key in _POOLED_TOKENS and not entry.layout.plans for cache_key, entry in self.plan_cache.items())
 
     def time_major(self) -> TimeMajor:
-        if "time" not in self.plans:
-            sizes = torch.tensor(self.sizes, dtype=torch.long)
-            order = torch.sort(sizes, descending=True, stable=True).indices
-            starts = torch.tensor([0, *accumulate(self.sizes)][:-1], dtype=torch.long)
-            alive = [int((sizes > t).sum()) for t in range(self.longest)]
-            permutation = torch.cat([starts[order[:n]] + t for t, n in enumerate(alive)])
+        if "time" not in self.plan_cache:
+            lengths = torch.tensor(self.lengths_list, dtype=torch.long)
+            order = torch.sort(lengths, descending=True, stable=True).indices
+            starts = torch.tensor([0, *accumulate(self.lengths_list)][:-1], dtype=torch.long)
+            batch_sizes = [int((lengths > t).sum()) for t in range(self.max_length)]
+            permutation = torch.cat([starts[order[:n]] + t for t, n in enumerate(batch_sizes)])
             inverse = torch.empty_like(permutation)
-            inverse[permutation] = torch.arange(self.total)
-            on = self.device
-            self.plans["time"] = TimeMajor(order.to(on), permutation.to(on), inverse.to(on), alive, order.tolist())
-        found: TimeMajor = self.plans["time"]
-        return found
+            inverse[permutation] = torch.arange(self.num_tokens)
+            device = self.device
+            self.plan_cache["time"] = TimeMajor(order.to(device), permutation.to(device), inverse.to(device), batch_sizes, order.tolist())
+        cached: TimeMajor = self.plan_cache["time"]
+        return cached
 
 
-def sent(tensor: Tensor, device: torch.device) -> Tensor:
+def to_device_async(tensor: Tensor, device: torch.device) -> Tensor:
     """On a device; to a GPU from pinned memory: any other copy waits until it has done all that it was told before.
 
     A CUDA graph would note where that memory was, and read there what has come since: a recording is refused.
@@ -155,55 +155,55 @@ class Ragged:
     """`values` [T, …] of sequences that lie one after the other as `layout` says."""
 
     values: Tensor
-    layout: Layout
+    layout: BatchLayout
 
     @staticmethod
     def pack(sequences: Iterable[Tensor]) -> Ragged:
         """Sequences [n_i, …] of any lengths, one after the other."""
-        parts = list(sequences)
-        return Ragged(torch.cat(parts), Layout([len(p) for p in parts], parts[0].device))
+        tensors = list(sequences)
+        return Ragged(torch.cat(tensors), BatchLayout([len(p) for p in tensors], tensors[0].device))
 
     @staticmethod
-    def of(values: Tensor, lengths: Sequence[int] | Tensor) -> Ragged:
+    def from_lengths(values: Tensor, lengths: Sequence[int] | Tensor) -> Ragged:
         """Packed values [T, …] with their lengths [B]."""
-        sizes = lengths.tolist() if isinstance(lengths, Tensor) else lengths
-        layout = Layout(sizes, values.device)
-        if layout.total != len(values):
-            raise InputError(f"{len(values)} tokens cannot be cut into sequences of {layout.total} in all")
+        lengths_list = lengths.tolist() if isinstance(lengths, Tensor) else lengths
+        layout = BatchLayout(lengths_list, values.device)
+        if layout.num_tokens != len(values):
+            raise InputError(f"{len(values)} tokens cannot be cut into sequences of {layout.num_tokens} in all")
         return Ragged(values, layout)
 
     @staticmethod
     def from_padded(padded: Tensor, lengths: Sequence[int] | Tensor) -> Ragged:
         """From what users have: [B, N, …] and the number of real tokens in each row."""
-        sizes = lengths.tolist() if isinstance(lengths, Tensor) else lengths
-        layout = Layout(sizes, padded.device)
-        if len(layout) != padded.shape[0] or layout.longest > padded.shape[1]:
-            raise InputError(f"lengths {list(layout.sizes)} do not fit a padded batch of {list(padded.shape[:2])}")
-        real = torch.arange(padded.shape[1], device=padded.device) < layout.lengths[:, None]  # [B, N]
-        return Ragged(padded[real], layout)
+        lengths_list = lengths.tolist() if isinstance(lengths, Tensor) else lengths
+        layout = BatchLayout(lengths_list, padded.device)
+        if len(layout) != padded.shape[0] or layout.max_length > padded.shape[1]:
+            raise InputError(f"lengths {list(layout.lengths_list)} do not fit a padded batch of {list(padded.shape[:2])}")
+        valid_mask = torch.arange(padded.shape[1], device=padded.device) < layout.lengths[:, None]  # [B, N]
+        return Ragged(padded[valid_mask], layout)
 
-    def to_padded(self, fill: float = 0.0) -> Tensor:
+    def to_padded(self, fill_value: float = 0.0) -> Tensor:
         """[B, longest, …] with `fill` behind each sequence's end."""
-        shape = (len(self.layout) * self.layout.longest, *self.values.shape[1:])
-        flat = self.values.new_full(shape, fill).index_copy(0, self.layout.slots(), self.values)
-        return flat.view(len(self.layout), self.layout.longest, *shape[1:])
+        shape = (len(self.layout) * self.layout.max_length, *self.values.shape[1:])
+        flat = self.values.new_full(shape, fill_value).index_copy(0, self.layout.padded_index(), self.values)
+        return flat.view(len(self.layout), self.layout.max_length, *shape[1:])
 
-    def like(self, values: Tensor) -> Ragged:
+    def with_values(self, values: Tensor) -> Ragged:
         """Other values for the same tokens."""
         return Ragged(values, self.layout)
 
     def to(self, device: torch.device | str) -> Ragged:
-        return Ragged(sent(self.values, torch.device(device)), self.layout.to(device))
+        return Ragged(to_device_async(self.values, torch.device(device)), self.layout.to(device))
 
-    def shifted(self, first: int) -> Ragged:
+    def shift_right(self, start_id: int) -> Ragged:
         """What a decoder reads that judges its own source: a first token, then the source without its last one."""
         values = self.values.roll(1)
-        values[self.layout.offsets[:-1].long()] = first
-        return self.like(values)
+        values[self.layout.cu_seqlens[:-1].long()] = start_id
+        return self.with_values(values)
 
     def sequences(self) -> list[Tensor]:
         """One tensor [n_i, …] a sequence."""
-        return list(torch.split(self.values, list(self.layout.sizes)))
+        return list(torch.split(self.values, list(self.layout.lengths_list)))
 
     def __len__(self) -> int:
         return len(self.layout)

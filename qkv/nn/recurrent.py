@@ -16,48 +16,48 @@ from torch.nn.utils.rnn import PackedSequence
 
 from qkv import spec
 from qkv.nn.attention import Attention
-from qkv.nn.cache import Keys
 from qkv.nn.dropout import dropout
+from qkv.nn.kv_cache import KeyValues
 from qkv.nn.ragged import Ragged
-from qkv.nn.stack import Encoded
+from qkv.nn.stack import EncoderOutput
 
-State = list[tuple[Tensor, ...]]  # a layer: (h,) for a GRU, (h, c) for an LSTM; each [R, hidden]
+LayerStates = list[tuple[Tensor, ...]]  # a layer: (h,) for a GRU, (h, c) for an LSTM; each [R, hidden]
 
 
-class Recurrent(nn.Module):
+class RecurrentEncoder(nn.Module):
     """LSTM or GRU, one direction or both, over ragged sequences without padding.
 
     A layer is a module of its own and the dropout after it is ours: what cuDNN draws inside a deep LSTM comes from a
     state of its own, which no checkpoint can hold.
     """
 
-    def __init__(self, s: spec.Recurrent):
+    def __init__(self, s: spec.RecurrentEncoder):
         super().__init__()
-        kind = nn.LSTM if s.cell == "lstm" else nn.GRU
-        widths = [s.width] + [s.output] * (s.layers - 1)
-        self.layers = nn.ModuleList(kind(width, s.hidden, bidirectional=s.bidirectional) for width in widths)
+        rnn_class = nn.LSTM if s.cell == "lstm" else nn.GRU
+        widths = [s.d_model] + [s.output_dim] * (s.layers - 1)
+        self.layers = nn.ModuleList(rnn_class(width, s.hidden_size, bidirectional=s.bidirectional) for width in widths)
         self.dropout = s.dropout
 
-    def forward(self, x: Ragged) -> Encoded:
+    def forward(self, x: Ragged) -> EncoderOutput:
         """[T, width] -> [T, output], and the last layer's final state of each direction, joined, [B, output]"""
         time = x.layout.time_major()
-        unsorted = torch.argsort(time.order)
-        sizes = torch.tensor(time.alive)
+        unsorted_indices = torch.argsort(time.order)
+        batch_sizes = torch.tensor(time.batch_sizes)
         values = x.values[time.permutation]  # [T, width] step by step
         for layer in self.layers:
-            out, final = layer(PackedSequence(values, sizes, time.order, unsorted))
+            out, final = layer(PackedSequence(values, batch_sizes, time.order, unsorted_indices))
             values = dropout(out.data, self.dropout) if self.training and self.dropout else out.data
         h = final[0] if isinstance(final, tuple) else final  # [directions, B, hidden]
-        return Encoded(x.like(values[time.inverse]), h.transpose(0, 1).flatten(1))
+        return EncoderOutput(x.with_values(values[time.inverse]), h.transpose(0, 1).flatten(1))
 
 
 @dataclass
 class RecurrentState:
-    layers: State
-    memory: Keys | None
+    layers: LayerStates
+    cross_kv: KeyValues | None
 
-    def reorder(self, rows: Tensor) -> None:
-        self.layers = [tuple(part.index_select(0, rows) for part in layer) for layer in self.layers]
+    def reorder(self, indices: Tensor) -> None:
+        self.layers = [tuple(tensor.index_select(0, indices) for tensor in layer) for layer in self.layers]
 
 
 class RecurrentDecoder(nn.Module):
@@ -65,66 +65,66 @@ class RecurrentDecoder(nn.Module):
         super().__init__()
         self.spec = s
         self.attention = None if s.attention is None else Attention(s.attention)
-        context = 0 if s.attention is None else s.attention.output
+        context_dim = 0 if s.attention is None else s.attention.output_dim
         cell = nn.LSTMCell if s.cell == "lstm" else nn.GRUCell
-        inputs = [s.width + context] + [s.hidden] * (s.layers - 1)
-        self.cells = nn.ModuleList(cell(n, s.hidden) for n in inputs)
-        self.parts = 2 if s.cell == "lstm" else 1
-        self.bridge = nn.Linear(s.memory, s.layers * self.parts * s.hidden)
-        self.readout = nn.Linear(s.hidden + context + s.width, s.hidden) if s.readout else None
+        input_dims = [s.d_model + context_dim] + [s.hidden_size] * (s.layers - 1)
+        self.cells = nn.ModuleList(cell(n, s.hidden_size) for n in input_dims)
+        self.num_states = 2 if s.cell == "lstm" else 1
+        self.bridge = nn.Linear(s.encoder_dim, s.layers * self.num_states * s.hidden_size)
+        self.readout = nn.Linear(s.hidden_size + context_dim + s.d_model, s.hidden_size) if s.readout else None
 
     def forward(
-        self, x: Ragged, memory: Encoded, feed: Callable[[Tensor, int], Tensor] | None = None, own: float = 0.0
-    ) -> Encoded:
+        self, x: Ragged, encoder_output: EncoderOutput, embed_prediction: Callable[[Tensor, int], Tensor] | None = None, scheduled_sampling: float = 0.0
+    ) -> EncoderOutput:
         """All steps, teacher-forced, or fed the model's own outputs at rate `own`.  # [T, width] -> [T, hidden]
 
         `feed` maps a step's hidden [R, hidden] to the embedding [R, width] of what the model would say, at a place.
         """
         time = x.layout.time_major()
-        rows = time.rows
-        steps = torch.split(x.values[time.permutation], time.alive)
-        state = self.start(memory, len(x))
+        order = time.order_list
+        steps = torch.split(x.values[time.permutation], time.batch_sizes)
+        state = self.init_state(encoder_output, len(x))
         state.reorder(time.order)
-        if state.memory is not None:
-            state.memory = state.memory.select(time.order, [state.memory.sizes[i] for i in rows])
+        if state.cross_kv is not None:
+            state.cross_kv = state.cross_kv.select(time.order, [state.cross_kv.lengths[i] for i in order])
         outputs: list[Tensor] = []
         for t, y in enumerate(steps):  # the longest sequences come first, so that those alive are always a prefix
-            alive = len(y)
-            if t and own and feed is not None:
-                mine = torch.rand(alive, 1, device=y.device) < own
-                y = torch.where(mine, feed(outputs[-1][:alive], t), y)
-            state.layers = [tuple(part[:alive] for part in layer) for layer in state.layers]
-            outputs.append(self._advance(y, state, rows[:alive]))
-        return Encoded(x.like(torch.cat(outputs)[time.inverse]))
+            num_active = len(y)
+            if t and scheduled_sampling and embed_prediction is not None:
+                use_prediction = torch.rand(num_active, 1, device=y.device) < scheduled_sampling
+                y = torch.where(use_prediction, embed_prediction(outputs[-1][:num_active], t), y)
+            state.layers = [tuple(tensor[:num_active] for tensor in layer) for layer in state.layers]
+            outputs.append(self._step(y, state, order[:num_active]))
+        return EncoderOutput(x.with_values(torch.cat(outputs)[time.inverse]))
 
-    def start(self, memory: Encoded, rows: int) -> RecurrentState:
+    def init_state(self, encoder_output: EncoderOutput, num_rows: int) -> RecurrentState:
         """s_(-1) from the encoder's last state, once for each of a sentence's rows."""
-        assert memory.last is not None
-        beams = rows // len(memory.hidden)
-        first = torch.tanh(self.bridge(memory.last)).repeat_interleave(beams, 0)  # [R, layers * parts * hidden]
-        layers = first.view(rows, self.spec.layers, self.parts, self.spec.hidden).unbind(1)
-        keys = None if self.attention is None else self.attention.remember(memory.hidden)
-        return RecurrentState([tuple(part.contiguous() for part in layer.unbind(1)) for layer in layers], keys)
+        assert encoder_output.final_state is not None
+        beams = num_rows // len(encoder_output.hidden)
+        initial = torch.tanh(self.bridge(encoder_output.final_state)).repeat_interleave(beams, 0)  # [R, layers * parts * hidden]
+        layers = initial.view(num_rows, self.spec.layers, self.num_states, self.spec.hidden_size).unbind(1)
+        cross_kv = None if self.attention is None else self.attention.precompute_kv(encoder_output.hidden)
+        return RecurrentState([tuple(tensor.contiguous() for tensor in layer.unbind(1)) for layer in layers], cross_kv)
 
     def step(self, x: Tensor, state: RecurrentState) -> Tensor:
         """[R, width] -> [R, hidden]"""
-        return self._advance(x, state, None)
+        return self._step(x, state, None)
 
-    def _advance(self, y: Tensor, state: RecurrentState, rows: list[int] | None) -> Tensor:
+    def _step(self, y: Tensor, state: RecurrentState, row_ids: list[int] | None) -> Tensor:
         inputs = [y]
-        if self.attention is not None and state.memory is not None:
-            alive = state.memory if rows is None else state.memory.first(len(rows))
-            inputs.append(self.attention.look(state.layers[-1][0], alive, rows))  # c_t from s_(t-1)
-        below = torch.cat(inputs, -1)
-        layers: State = []
-        for cell, before in zip(self.cells, state.layers, strict=True):
-            after = cell(below, before if self.parts == 2 else before[0])
-            layers.append(tuple(after) if self.parts == 2 else (after,))
-            below = self._drop(layers[-1][0])
+        if self.attention is not None and state.cross_kv is not None:
+            kv = state.cross_kv if row_ids is None else state.cross_kv.first_rows(len(row_ids))
+            inputs.append(self.attention.attend_precomputed(state.layers[-1][0], kv, row_ids))  # c_t from s_(t-1)
+        hidden = torch.cat(inputs, -1)
+        layers: LayerStates = []
+        for cell, previous in zip(self.cells, state.layers, strict=True):
+            updated = cell(hidden, previous if self.num_states == 2 else previous[0])
+            layers.append(tuple(updated) if self.num_states == 2 else (updated,))
+            hidden = self._apply_dropout(layers[-1][0])
         state.layers = layers
         if self.readout is None:
-            return below
-        return self._drop(torch.tanh(self.readout(torch.cat([below, *inputs[1:], y], -1))))  # [R, hidden]
+            return hidden
+        return self._apply_dropout(torch.tanh(self.readout(torch.cat([hidden, *inputs[1:], y], -1))))  # [R, hidden]
 
-    def _drop(self, x: Tensor) -> Tensor:
+    def _apply_dropout(self, x: Tensor) -> Tensor:
         return dropout(x, self.spec.dropout) if self.training and self.spec.dropout else x

@@ -14,158 +14,158 @@ from qkv import spec
 from qkv.errors import InputError
 from qkv.nn.attention import Attention
 from qkv.nn.block import Block
-from qkv.nn.cache import Cache, Keys
 from qkv.nn.dropout import dropout
-from qkv.nn.mask import Causal, Full, Mask
-from qkv.nn.norm import norm
-from qkv.nn.position import Relative
-from qkv.nn.ragged import End, Ends, Ragged
+from qkv.nn.kv_cache import KeyValues, KVCache
+from qkv.nn.mask import Bidirectional, Causal, Mask
+from qkv.nn.norm import build_norm
+from qkv.nn.position import RelativePositionBias
+from qkv.nn.ragged import PooledToken, PooledTokens, Ragged
 
 
 @dataclass
-class Encoded:
+class EncoderOutput:
     """What an encoder gives: a vector a token, and for a recurrent one its last state."""
 
     hidden: Ragged  # [T, width]
-    last: Tensor | None = None  # [B, width]
+    final_state: Tensor | None = None  # [B, width]
 
 
 @dataclass
 class StackState:
-    caches: list[Cache]  # each layer's own tokens so far
-    memories: list[Keys | None]  # each layer's view of the encoder, made once
+    caches: list[KVCache]  # each layer's own tokens so far
+    cross_kv: list[KeyValues | None]  # each layer's view of the encoder, made once
 
-    def reorder(self, rows: Tensor) -> None:
-        if torch.equal(rows, torch.arange(len(rows), device=rows.device)):
+    def reorder(self, indices: Tensor) -> None:
+        if torch.equal(indices, torch.arange(len(indices), device=indices.device)):
             return
         for cache in self.caches:
-            cache.reorder(rows)
+            cache.reorder(indices)
 
 
 class Stack(nn.Module):
-    recompute: bool = False  # in training keep what goes into a block and work the rest out again; see `recompute`
+    activation_checkpointing: bool = False  # in training keep what goes into a block and work the rest out again; see `recompute`
 
-    def __init__(self, s: spec.Stack):
+    def __init__(self, s: spec.TransformerStack):
         super().__init__()
         self.spec = s
-        self.mask: Mask = Causal() if s.causal else Full()
-        self.blocks = nn.ModuleList(Block(_block(s, layer)) for layer in range(s.depth))
-        self.norm = norm(s.block.norm, s.width) if s.final_norm else None
-        self.relative = None if s.relative is None else Relative(s.relative, s.block.attention.heads, s.causal)
+        self.mask: Mask = Causal() if s.causal else Bidirectional()
+        self.blocks = nn.ModuleList(Block(_layer_spec(s, layer)) for layer in range(s.num_layers))
+        self.norm = build_norm(s.block.norm, s.d_model) if s.final_norm else None
+        self.relative_position_bias = None if s.relative_position_bias is None else RelativePositionBias(s.relative_position_bias, s.block.self_attention.heads, s.causal)
 
     def forward(
-        self, x: Ragged, memory: Encoded | None = None, state: StackState | None = None, read: End | None = None
-    ) -> Encoded:
+        self, x: Ragged, encoder_output: EncoderOutput | None = None, state: StackState | None = None, pooled_token: PooledToken | None = None
+    ) -> EncoderOutput:
         """All tokens at once; a state's caches are filled with them.
 
         Who will `read` one token of each sequence gets those alone, where the last block can leave the others out.
         """
-        last = x
-        ends = x.layout.ends(read) if read is not None and self._may_leave_out(read, memory, state) else None
-        for last in self._walk(x, memory, state, ends):  # noqa: B007  # one layer's output is alive at a time
+        hidden = x
+        pooled_tokens = x.layout.pooled_tokens(pooled_token) if pooled_token is not None and self._can_skip_other_tokens(pooled_token, encoder_output, state) else None
+        for hidden in self._run_layers(x, encoder_output, state, pooled_tokens):  # noqa: B007  # one layer's output is alive at a time
             pass
-        return Encoded(last.like(self._last(last.values)))
+        return EncoderOutput(hidden.with_values(self._final_norm(hidden.values)))
 
-    def _may_leave_out(self, read: End, memory: Encoded | None, state: StackState | None) -> bool:
+    def _can_skip_other_tokens(self, pooled_token: PooledToken, encoder_output: EncoderOutput | None, state: StackState | None) -> bool:
         """The token has to see its whole sequence, and nobody else may want the others or their distances."""
-        sees_all = read == "last" or not self.spec.causal
-        plain = memory is None and state is None and self.relative is None
-        return sees_all and plain and not _watched(self.blocks[-1])
+        sees_all = pooled_token == "last" or not self.spec.causal
+        plain = encoder_output is None and state is None and self.relative_position_bias is None
+        return sees_all and plain and not _has_hook(self.blocks[-1])
 
-    def layers(self, x: Ragged, memory: Encoded | None = None) -> list[Tensor]:
+    def all_hidden_states(self, x: Ragged, encoder_output: EncoderOutput | None = None) -> list[Tensor]:
         """What goes into the first block and what comes out of each, the last one behind the final norm."""
-        found = [x.values, *(y.values for y in self._walk(x, memory, None))]
-        return [*found[:-1], self._last(found[-1])]  # [T, width] each
+        hidden_states = [x.values, *(y.values for y in self._run_layers(x, encoder_output, None))]
+        return [*hidden_states[:-1], self._final_norm(hidden_states[-1])]  # [T, width] each
 
-    def _walk(
-        self, x: Ragged, memory: Encoded | None, state: StackState | None, ends: Ends | None = None
+    def _run_layers(
+        self, x: Ragged, encoder_output: EncoderOutput | None, state: StackState | None, pooled_tokens: PooledTokens | None = None
     ) -> Iterator[Ragged]:
-        hidden = None if memory is None else memory.hidden
-        bias = None if self.relative is None else _Distances(self.relative)
-        twice = self.recompute and self.training and torch.is_grad_enabled() and state is None
+        encoder_hidden = None if encoder_output is None else encoder_output.hidden
+        bias = None if self.relative_position_bias is None else _PositionBiasCache(self.relative_position_bias)
+        use_checkpointing = self.activation_checkpointing and self.training and torch.is_grad_enabled() and state is None
         for layer, block in enumerate(self.blocks):
-            only = ends if layer == len(self.blocks) - 1 else None
-            if twice and not _watched(block):  # who watches would be told twice
-                x = self._forgetful(block, x, hidden, bias, only)
+            selected_tokens = pooled_tokens if layer == len(self.blocks) - 1 else None
+            if use_checkpointing and not _has_hook(block):  # who watches would be told twice
+                x = self._checkpointed(block, x, encoder_hidden, bias, selected_tokens)
             else:
-                x = block(x, self.mask, hidden, bias, None if state is None else state.caches[layer], only)
+                x = block(x, self.mask, encoder_hidden, bias, None if state is None else state.caches[layer], selected_tokens)
             yield x
 
-    def _forgetful(
-        self, block: nn.Module, x: Ragged, memory: Ragged | None, bias: _Distances | None, ends: Ends | None
+    def _checkpointed(
+        self, block: nn.Module, x: Ragged, encoder_hidden: Ragged | None, bias: _PositionBiasCache | None, pooled_tokens: PooledTokens | None
     ) -> Ragged:
         """A block of which nothing but its input is kept until its gradient is asked for."""
-        asking, looked_at = x.layout, None if memory is None else memory.layout
+        query_layout, key_layout = x.layout, None if encoder_hidden is None else encoder_hidden.layout
 
-        def forward(values: Tensor, remembered: Tensor | None) -> Tensor:
-            there = None if remembered is None or looked_at is None else Ragged(remembered, looked_at)
-            out: Tensor = block(Ragged(values, asking), self.mask, there, bias, None, ends).values
+        def forward(values: Tensor, encoder_values: Tensor | None) -> Tensor:
+            encoder_input = None if encoder_values is None or key_layout is None else Ragged(encoder_values, key_layout)
+            out: Tensor = block(Ragged(values, query_layout), self.mask, encoder_input, bias, None, pooled_tokens).values
             return out
 
         # tensors go in bare: from them torch sees on which device dropout's random state is to be kept
-        remembered = None if memory is None else memory.values
-        values = checkpoint(forward, x.values, remembered, use_reentrant=False, preserve_rng_state=True)
+        encoder_values = None if encoder_hidden is None else encoder_hidden.values
+        values = checkpoint(forward, x.values, encoder_values, use_reentrant=False, preserve_rng_state=True)
         assert isinstance(values, Tensor)
-        return x.like(values) if ends is None else Ragged(values, ends.layout)
+        return x.with_values(values) if pooled_tokens is None else Ragged(values, pooled_tokens.layout)
 
-    def start(self, memory: Encoded | None, rows: int, limit: int, like: Tensor) -> StackState:
+    def init_state(self, encoder_output: EncoderOutput | None, num_rows: int, max_length: int, like: Tensor) -> StackState:
         blocks = [b for b in self.blocks if isinstance(b, Block)]
-        caches = [b.attention.cache(rows, limit, like) for b in blocks]
-        memories = [b.cross.remember(memory.hidden) if b.cross is not None and memory else None for b in blocks]
-        return StackState(caches, memories)
+        caches = [b.self_attention.new_cache(num_rows, max_length, like) for b in blocks]
+        cross_kv = [b.cross_attention.precompute_kv(encoder_output.hidden) if b.cross_attention is not None and encoder_output else None for b in blocks]
+        return StackState(caches, cross_kv)
 
     def step(self, x: Tensor, state: StackState) -> Tensor:
         """One new token a row.  # [R, width]"""
         bias = None
-        if self.relative is not None:
-            places = torch.arange(state.caches[0].filled + 1, device=x.device)
-            bias = self.relative(places[-1:], places)  # [H, 1, n]
-        for block, cache, memory in zip(self.blocks, state.caches, state.memories, strict=True):
+        if self.relative_position_bias is not None:
+            positions = torch.arange(state.caches[0].length + 1, device=x.device)
+            bias = self.relative_position_bias(positions[-1:], positions)  # [H, 1, n]
+        for block, cache, layer_kv in zip(self.blocks, state.caches, state.cross_kv, strict=True):
             assert isinstance(block, Block)
-            x = block.step(x, cache, memory, bias)
-        return self._last(x)
+            x = block.step(x, cache, layer_kv, bias)
+        return self._final_norm(x)
 
-    def _last(self, x: Tensor) -> Tensor:
+    def _final_norm(self, x: Tensor) -> Tensor:
         x = x if self.norm is None else self.norm(x)
         return dropout(x, self.spec.dropout) if self.training and self.spec.dropout else x
 
 
-def recompute(model: nn.Module, on: bool = True) -> None:
+def enable_activation_checkpointing(model: nn.Module, enabled: bool = True) -> None:
     """Trades time for memory (Chen et al. 2016): in training a block keeps its input alone, and its forward pass runs
     again when the backward pass comes to it. Outputs and gradients stay the same to the bit."""
     stacks = [m for m in model.modules() if isinstance(m, Stack)]
     if not stacks:
         raise InputError("recompute: this model has no Transformer blocks to work out again; leave it out")
     for stack in stacks:
-        stack.recompute = on
+        stack.activation_checkpointing = enabled
 
 
-def _watched(block: nn.Module) -> bool:
-    return any(isinstance(m, Attention) and m.sink is not None for m in block.children())
+def _has_hook(block: nn.Module) -> bool:
+    return any(isinstance(m, Attention) and m.hook is not None for m in block.children())
 
 
-def _block(s: spec.Stack, layer: int) -> spec.Block:
-    if not s.scale_by_depth:
+def _layer_spec(s: spec.TransformerStack, layer: int) -> spec.Block:
+    if not s.scale_attn_by_inverse_layer_idx:
         return s.block
-    attention = s.block.attention
-    return spec.replace(s.block, attention=spec.replace(attention, scale=attention.scale / (layer + 1)))
+    attention = s.block.self_attention
+    return spec.replace(s.block, attention=spec.replace(attention, scale=attention.score_scale / (layer + 1)))
 
 
-class _Distances:
+class _PositionBiasCache:
     """A stack's relative term for one forward pass: each size is made once and serves all layers."""
 
-    def __init__(self, relative: Relative):
-        self.relative = relative
-        self.made: dict[tuple[int, int], Tensor] = {}
+    def __init__(self, bias_module: RelativePositionBias):
+        self.bias_module = bias_module
+        self.cached: dict[tuple[int, int], Tensor] = {}
 
-    def __call__(self, queries: int, keys: int) -> Tensor:
-        if (queries, keys) not in self.made:
-            places = torch.arange(max(queries, keys), device=self.relative.weight.device)
+    def __call__(self, num_queries: int, num_keys: int) -> Tensor:
+        if (num_queries, num_keys) not in self.cached:
+            positions = torch.arange(max(num_queries, num_keys), device=self.bias_module.weight.device)
             # kept as it is: the block that asks first may be one that forgets, and this is not its own to make again
-            with saved_tensors_hooks(_same, _same):
-                self.made[queries, keys] = self.relative(places[:queries], places[:keys])  # [H, N, M]
-        return self.made[queries, keys]
+            with saved_tensors_hooks(_identity, _identity):
+                self.cached[num_queries, num_keys] = self.bias_module(positions[:num_queries], positions[:num_keys])  # [H, N, M]
+        return self.cached[num_queries, num_keys]
 
 
-def _same(tensor: Tensor) -> Tensor:
+def _identity(tensor: Tensor) -> Tensor:
     return tensor

@@ -1,5 +1,5 @@
 """Tasks, a file each: how its examples become what a model takes, its loss, how answers are read off, its metrics."""
 
-from qkv.tasks.task import TASKS, Task, find
+from qkv.tasks.base import TASKS, Task, get_task
 
-__all__ = ["TASKS", "Task", "find"]
+__all__ = ["TASKS", "Task", "get_task"]

@@ -1,8 +1,8 @@
 """From a recipe to a trained model."""
 
-from qkv.train.fit import fit
-from qkv.train.recipe import read_recipe
-from qkv.train.sections import Recipe
-from qkv.train.tally import Record
+from qkv.recipe.parse import read_recipe
+from qkv.recipe.schema import BaseRecipe
+from qkv.train.run_log import Record
+from qkv.train.trainer import fit
 
-__all__ = ["Recipe", "Record", "fit", "read_recipe"]
+__all__ = ["BaseRecipe", "Record", "fit", "read_recipe"]

@@ -12,108 +12,108 @@ from pathlib import Path
 
 import torch
 
+from qkv.checkpoints.lora import load_trainable_state_dict, trainable_state_dict
+from qkv.checkpoints.model_folder import AnyModel, unique_state_dict
+from qkv.checkpoints.safetensors_io import load_tensors, save_tensors
 from qkv.errors import InputError
-from qkv.train.optimiser import restore, state_tensors
-from qkv.train.trailing import Trailing
-from qkv.weights.adapters import kept, put
-from qkv.weights.file import load_tensors, save_tensors
-from qkv.weights.folder import AnyModel, state
+from qkv.train.ema import EMA
+from qkv.train.optimizer import load_optimizer_state, optimizer_state_tensors
 
-LAST, BEST = "last.safetensors", "best.safetensors"
-SHARDED_LAST = "last.json"  # of a model in shards
+LAST_CHECKPOINT, BEST_WEIGHTS = "last.safetensors", "best.safetensors"
+SHARDED_LAST_CHECKPOINT = "last.json"  # of a model in shards
 
 
 @dataclass
-class Progress:
+class TrainState:
     """Where a run stands."""
 
     step: int = 0
     epoch: int = 0
-    index: int = 0  # the batch of the epoch that comes next
-    best: float | None = None  # the metric, and the step that reached it
+    batch_index: int = 0  # the batch of the epoch that comes next
+    best_metric: float | None = None  # the metric, and the step that reached it
     best_step: int = 0
-    stale: int = 0  # validations since then
-    snapshots: list[int] = field(default_factory=list)  # steps of the weights kept for averaging
+    validations_since_best: int = 0  # validations since then
+    averaging_steps: list[int] = field(default_factory=list)  # steps of the weights kept for averaging
     tokens: int = 0
-    seconds: float = 0.0  # spent in training steps
+    train_seconds: float = 0.0  # spent in training steps
     finished: bool = False
-    data: str = ""  # a digest of the training pairs: a place among others means nothing
+    data_fingerprint: str = ""  # a digest of the training pairs: a place among others means nothing
 
 
-def snapshot(folder: Path, step: int) -> Path:
+def averaging_path(folder: Path, step: int) -> Path:
     return folder / f"step-{step}.safetensors"
 
 
-def has_last(folder: Path) -> bool:
+def has_checkpoint(folder: Path) -> bool:
     """Whether a run was begun there."""
-    return (folder / LAST).is_file() or (folder / SHARDED_LAST).is_file()
+    return (folder / LAST_CHECKPOINT).is_file() or (folder / SHARDED_LAST_CHECKPOINT).is_file()
 
 
-def check_kept(folder: Path) -> None:
+def check_best_exists(folder: Path) -> None:
     """The best weights so far have to be there for the end of the run."""
     try:
-        load_tensors(folder / BEST)
+        load_tensors(folder / BEST_WEIGHTS)
     except InputError:
         raise InputError(
-            f"{folder / BEST}: is missing or damaged, so the run cannot be finished; choose another --output"
+            f"{folder / BEST_WEIGHTS}: is missing or damaged, so the run cannot be finished; choose another --output"
         ) from None
 
 
 def check_finite(model: AnyModel, step: int) -> None:
     """A gradient without bounds spoils the weights before any loss tells: they are looked at before they are kept."""
-    norms = torch.stack([norm.to(model.device) for norm in torch._foreach_norm(list(state(model).values()))])
-    if not bool(torch.isfinite(_whole(norms)).all()):
-        said = f"the weights are not finite by step {step}, and nothing was saved"
-        raise InputError(f"{said}; lower train.learning_rate or set train.clip, with another --output")
+    norms = torch.stack([norm.to(model.device) for norm in torch._foreach_norm(list(unique_state_dict(model).values()))])
+    if not bool(torch.isfinite(_full_tensor(norms)).all()):
+        message = f"the weights are not finite by step {step}, and nothing was saved"
+        raise InputError(f"{message}; lower train.learning_rate or set train.clip, with another --output")
 
 
-def _whole(norms: torch.Tensor) -> torch.Tensor:
+def _full_tensor(norms: torch.Tensor) -> torch.Tensor:
     full = getattr(norms, "full_tensor", None)  # of shards, each process has a piece
     return norms if full is None else full()
 
 
-def save_last(
+def save_checkpoint(
     folder: Path,
     model: AnyModel,
-    optimiser: torch.optim.Optimizer,
-    progress: Progress,
-    trailing: Trailing | None = None,
+    optimizer: torch.optim.Optimizer,
+    train_state: TrainState,
+    ema: EMA | None = None,
 ) -> None:
     """Everything that the next start needs. Only after this are older snapshots let go."""
-    tensors = {f"model.{name}": tensor for name, tensor in kept(model).items()}
-    tensors |= {f"optimiser.{name}": tensor for name, tensor in state_tensors(optimiser).items()}
-    if trailing is not None:
-        tensors |= {f"trailing.{name}": tensor for name, tensor in trailing.tensors().items()}
-    save_tensors(folder / LAST, tensors, {"progress": json.dumps(dataclasses.asdict(progress))})
-    drop_snapshots(folder, progress)
+    tensors = {f"model.{name}": tensor for name, tensor in trainable_state_dict(model).items()}
+    tensors |= {f"optimiser.{name}": tensor for name, tensor in optimizer_state_tensors(optimizer).items()}
+    if ema is not None:
+        tensors |= {f"trailing.{name}": tensor for name, tensor in ema.state_dict().items()}
+    save_tensors(folder / LAST_CHECKPOINT, tensors, {"progress": json.dumps(dataclasses.asdict(train_state))})
+    delete_stale_averages(folder, train_state)
 
 
-def drop_snapshots(folder: Path, progress: Progress) -> None:
+def delete_stale_averages(folder: Path, train_state: TrainState) -> None:
     """Lets weights go that will not be averaged; not before a checkpoint that does without them is there."""
-    wanted = {snapshot(folder, step) for step in progress.snapshots}
+    averaging_paths = {averaging_path(folder, step) for step in train_state.averaging_steps}
     for path in folder.glob("step-*.safetensors"):
-        if path not in wanted:
+        if path not in averaging_paths:
             path.unlink(missing_ok=True)
 
 
-def load_last(
-    folder: Path, model: AnyModel, optimiser: torch.optim.Optimizer, trailing: Trailing | None = None
-) -> Progress:
+def load_checkpoint(
+    folder: Path, model: AnyModel, optimizer: torch.optim.Optimizer, ema: EMA | None = None
+) -> TrainState:
     """Puts a run back to where its last checkpoint was made; a fresh Progress where there is none."""
-    path = folder / LAST
+    path = folder / LAST_CHECKPOINT
     if not path.is_file():
-        return Progress()
-    tensors, notes = load_tensors(path)
-    parts: dict[str, dict[str, torch.Tensor]] = {"model": {}, "optimiser": {}, "trailing": {}}
+        return TrainState()
+    tensors, metadata = load_tensors(path)
+    tensors_by_prefix: dict[str, dict[str, torch.Tensor]] = {"model": {}, "optimiser": {}, "trailing": {}}
     for key, tensor in tensors.items():
-        part, _, name = key.partition(".")
-        parts.setdefault(part, {})[name] = tensor
-    put(model, parts["model"], str(path))
+        prefix, _, name = key.partition(".")
+        tensors_by_prefix.setdefault(prefix, {})[name] = tensor
+    load_trainable_state_dict(model, tensors_by_prefix["model"], str(path))
     try:
-        progress = Progress(**json.loads(notes["progress"]))
-        restore(optimiser, parts["optimiser"])
+        train_state = TrainState(**json.loads(metadata["progress"]))
+        load_optimizer_state(optimizer, tensors_by_prefix["optimiser"])
     except (KeyError, TypeError, ValueError, RuntimeError):
         raise InputError(f"{path}: not a whole checkpoint of qkv's; remove it to train afresh") from None
-    if trailing is not None:
-        trailing.load(parts["trailing"])
-    return progress
+    if ema is not None:
+        ema.load_state_dict(tensors_by_prefix["trailing"])
+    return train_state

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from qkv.train.sections import AnyRecipe, TaskRecipe
-from qkv.train.work import Work
+from qkv.recipe.schema import FinetuneRecipe, Recipe
+from qkv.train.workload import Workload
 
 
-def in_steps(recipe: AnyRecipe, work: Work) -> AnyRecipe:
+def resolve_steps(recipe: Recipe, workload: Workload) -> Recipe:
     """The recipe with all its durations as numbers of steps; what is written down stays as the user said it."""
-    from qkv.train.tuning import TaskWork  # brings the tasks with it, which others need not wait for
+    from qkv.train.workloads.finetuning import (
+        FinetuneWorkload,  # brings the tasks with it, which others need not wait for
+    )
 
-    how = recipe.train
-    if not isinstance(recipe, TaskRecipe) or not isinstance(work, TaskWork):
-        assert how.steps is not None  # epochs of others are refused as the recipe is read
-        return replace(recipe, train=replace(how, warmup=_warmup(how.warmup, how.steps)))
-    epoch = work.in_epoch()
-    steps = max(1, round((how.epochs or 0) * epoch)) if how.steps is None else how.steps
-    train = replace(how, steps=steps, epochs=None, warmup=_warmup(how.warmup, steps))
-    return replace(recipe, train=train, valid=replace(recipe.valid, every=recipe.valid.every or epoch))
+    train_config = recipe.train
+    if not isinstance(recipe, FinetuneRecipe) or not isinstance(workload, FinetuneWorkload):
+        assert train_config.max_steps is not None  # epochs of others are refused as the recipe is read
+        return replace(recipe, train=replace(train_config, warmup=_resolve_warmup(train_config.warmup_steps, train_config.max_steps)))
+    steps_per_epoch = workload.batches_per_epoch()
+    max_steps = max(1, round((train_config.epochs or 0) * steps_per_epoch)) if train_config.max_steps is None else train_config.max_steps
+    train = replace(train_config, steps=max_steps, epochs=None, warmup=_resolve_warmup(train_config.warmup_steps, max_steps))
+    return replace(recipe, train=train, valid=replace(recipe.validation, every=recipe.validation.every_steps or steps_per_epoch))
 
 
-def _warmup(said: float, steps: int) -> int:
-    return round(said * steps if said < 1 else said)
+def _resolve_warmup(warmup: float, max_steps: int) -> int:
+    return round(warmup * max_steps if warmup < 1 else warmup)

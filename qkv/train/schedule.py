@@ -5,24 +5,24 @@ from __future__ import annotations
 import math
 
 
-def rate(kind: str, step: int, *, peak: float, warmup: int, steps: int) -> float:
+def learning_rate_at(schedule: str, step: int, *, peak_lr: float, warmup_steps: int, max_steps: int) -> float:
     """The rate for step 1, 2, …: it climbs to `peak` over `warmup` steps, then falls as `kind` says.
 
     `inverse_sqrt` is the Transformer paper's (Vaswani et al. 2017, 5.3), written by its peak: the paper's
     width^-1/2 * min(step^-1/2, step * warmup^-3/2) has its peak (width * warmup)^-1/2 at step `warmup`.
     """
-    if step < warmup:
-        return peak * step / warmup
-    if kind == "inverse_sqrt":
-        return peak * math.sqrt(max(warmup, 1) / step)
-    share = min(1.0, (step - warmup) / max(1, steps - warmup))
-    if kind == "linear":
-        return peak * (1 - share)
-    if kind == "cosine":
-        return peak * (1 + math.cos(math.pi * share)) / 2
-    return peak  # constant
+    if step < warmup_steps:
+        return peak_lr * step / warmup_steps
+    if schedule == "inverse_sqrt":
+        return peak_lr * math.sqrt(max(warmup_steps, 1) / step)
+    progress = min(1.0, (step - warmup_steps) / max(1, max_steps - warmup_steps))
+    if schedule == "linear":
+        return peak_lr * (1 - progress)
+    if schedule == "cosine":
+        return peak_lr * (1 + math.cos(math.pi * progress)) / 2
+    return peak_lr  # constant
 
 
-def paper_peak(width: int, warmup: int, factor: float = 1.0) -> float:
+def noam_peak(d_model: int, warmup_steps: int, factor: float = 1.0) -> float:
     """The peak of the paper's schedule for a model of this width."""
-    return factor / math.sqrt(width * warmup)
+    return factor / math.sqrt(d_model * warmup_steps)

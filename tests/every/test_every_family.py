@@ -10,14 +10,14 @@ import torch
 from tiny import CASES, Batch, Case, begin, outputs, with_decoder, with_stack
 from torch import Tensor
 
+from qkv.analysis.cost import cost
+from qkv.checkpoints import ModelBundle, load, save
+from qkv.checkpoints.model_folder import unique_state_dict
 from qkv.errors import InputError
-from qkv.families import family
-from qkv.look.cost import cost
+from qkv.families import get_family
 from qkv.nn import build
 from qkv.nn.attention import Attention
 from qkv.spec import from_json, to_json
-from qkv.weights import Loaded, load, save
-from qkv.weights.folder import state
 
 BATCH = Batch.random([5, 1, 7, 3], [4, 6, 2, 1])
 EVEN = Batch.random([5, 2, 7], [6, 6, 6])
@@ -103,7 +103,7 @@ def test_after_reorder_a_row_goes_on_from_the_row_it_was_given(case: Case) -> No
 def test_every_kernel_agrees(case: Case, kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, used = case.model(), []
     chosen = outputs(model, BATCH)
-    monkeypatch.setattr("qkv.nn.attend.choose", lambda *_, **__: used.append(kernel) or kernel)
+    monkeypatch.setattr("qkv.nn.kernels.choose", lambda *_, **__: used.append(kernel) or kernel)
     torch.testing.assert_close(outputs(model, BATCH), chosen)
     assert used, "the forced kernel was never asked for"
 
@@ -113,7 +113,7 @@ def watch(model: Any) -> list[tuple[Tensor, list[int]]]:
     seen: list[tuple[Tensor, list[int]]] = []
     for module in model.modules():
         if isinstance(module, Attention):
-            module.sink = lambda weights, _, queries, __: seen.append((weights, list(queries)))
+            module.hook = lambda weights, _, queries, __: seen.append((weights, list(queries)))
     return seen
 
 
@@ -164,18 +164,18 @@ def test_outputs_are_the_same_twice_in_eval(case: Case) -> None:
     assert all(torch.equal(a, b) for a, b in zip(outputs(model, BATCH), outputs(model, BATCH), strict=True))
 
 
-@law({name: case for name, case in CASES.items() if hasattr(family(case.name), "HUGGING_FACE")})
+@law({name: case for name, case in CASES.items() if hasattr(get_family(case.name), "HUGGING_FACE")})
 def test_a_checkpoint_goes_out_and_comes_in_again_as_it_was(case: Case, tmp_path: Path) -> None:
     model = case.model().float()
     try:
-        save(Loaded(model), tmp_path, "huggingface")
+        save(ModelBundle(model), tmp_path, "huggingface")
     except InputError:  # a variant that their config cannot say is refused, never written as something else
         assert case.shape != CASES[case.name].shape
         assert not (tmp_path / "model.safetensors").exists()
         return
     again = load(tmp_path)
-    assert (again.fresh, again.unused, again.model.spec) == ((), (), model.spec)
-    before, after = state(model), state(again.model)
+    assert (again.missing_keys, again.unexpected_keys, again.model.spec) == ((), (), model.spec)
+    before, after = unique_state_dict(model), unique_state_dict(again.model)
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
 
@@ -183,10 +183,10 @@ def test_a_checkpoint_goes_out_and_comes_in_again_as_it_was(case: Case, tmp_path
 @law(CASES)
 def test_a_folder_of_ours_gives_the_model_back_as_it_was(case: Case, tmp_path: Path) -> None:
     model = case.model().float()
-    save(Loaded(model), tmp_path)
+    save(ModelBundle(model), tmp_path)
     again = load(tmp_path).model
     assert again.spec == model.spec
-    before, after = state(model), state(again)
+    before, after = unique_state_dict(model), unique_state_dict(again)
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
 
@@ -194,7 +194,7 @@ def test_a_folder_of_ours_gives_the_model_back_as_it_was(case: Case, tmp_path: P
 @law(CASES)
 def test_the_cost_counts_every_parameter_once(case: Case) -> None:
     model = case.spec()
-    lengths = {"source_length": min(5, model.source.length) if model.source else 0, "target_length": 4}
+    lengths = {"source_length": min(5, model.source_embedding.max_length) if model.source_embedding else 0, "target_length": 4}
     counted = cost(model, **lengths)
     assert counted.parameters["total"] == sum(p.numel() for p in build(model).parameters())
-    assert sum(counted.linear.values()) > 0
+    assert sum(counted.linear_flops.values()) > 0

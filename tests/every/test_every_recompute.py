@@ -15,7 +15,7 @@ from qkv.errors import InputError
 from qkv.nn import build
 from qkv.nn.attention import Attention
 from qkv.nn.block import Block
-from qkv.nn.stack import Stack, recompute
+from qkv.nn.stack import Stack, enable_activation_checkpointing
 
 BATCH = Batch.random([5, 1, 7, 3], [4, 6, 2, 1])
 COMPILED = ["t5"]  # it has every part: both stacks, cross-attention, distances
@@ -46,7 +46,7 @@ def once(model: Any) -> tuple[list[Tensor], dict[str, Tensor | None], Tensor]:
 def assert_same(model: Any) -> None:
     outs, gradients, place = once(model)
     gradients = {name: None if g is None else g.clone() for name, g in gradients.items()}
-    recompute(model)
+    enable_activation_checkpointing(model)
     again, others, there = once(model)
     assert all(torch.equal(a, b) for a, b in zip(outs, again, strict=True))
     wrong = [n for n, g in gradients.items() if (g is None) != (others[n] is None)]
@@ -71,7 +71,7 @@ def test_the_same_holds_where_blocks_are_compiled_in_parts(case: Case) -> None:
     model = in_training(case)
     for block in model.modules():
         if isinstance(block, Block):
-            block.compile_parts()
+            block.compile_sublayers()
     assert_same(model)
 
 
@@ -96,32 +96,32 @@ def kept_bytes(model: Any) -> int:
 def test_fewer_bytes_wait_for_the_backward_pass(case: Case) -> None:
     model = in_training(case)
     all_kept = kept_bytes(model)
-    recompute(model)
+    enable_activation_checkpointing(model)
     few_kept = kept_bytes(model)
     assert 0 < few_kept < 0.75 * all_kept
-    recompute(model, on=False)
+    enable_activation_checkpointing(model, enabled=False)
     assert kept_bytes(model) == all_kept
 
 
 @law({name: case for name, case in CASES.items() if name not in with_stack()})
 def test_a_model_without_blocks_is_refused(case: Case) -> None:
     with pytest.raises(InputError, match="no Transformer blocks"):
-        recompute(in_training(case))
+        enable_activation_checkpointing(in_training(case))
 
 
 def test_who_watches_is_told_once() -> None:
     model, seen = in_training(CASES["bert"]), []
-    recompute(model)
+    enable_activation_checkpointing(model)
     for module in model.modules():
         if isinstance(module, Attention):
-            module.sink = lambda weights, *_: seen.append(weights)
+            module.hook = lambda weights, *_: seen.append(weights)
     once(model)
     assert len(seen) == sum(isinstance(m, Attention) for m in model.modules())
 
 
 def test_nothing_is_worked_out_again_without_gradients_or_in_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
     model = in_training(CASES["bert"])
-    recompute(model)
+    enable_activation_checkpointing(model)
     monkeypatch.setattr(Stack, "_forgetful", lambda *_: pytest.fail("a block forgot"))
     with torch.no_grad():
         outputs(model, BATCH)

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from qkv import spec
-from qkv.families import family, names
+from qkv.checkpoints.hf_checkpoint import head_names
+from qkv.families import get_family, names
 from qkv.nn import Decoder, Encoder, EncoderDecoder, Ragged, build
-from qkv.weights.huggingface import head_names
 
 VOCABULARY = 13
 SMALL = {"width": 12, "hidden": 24, "heads": 2, "layers": 2, "length": 16, "image": 6, "patch": 2}  # by a name's end
@@ -30,7 +30,7 @@ class Case:
     head: str | None = None  # None: the family's own first one
 
     def spec(self) -> spec.Model:
-        module = family(self.name)
+        module = get_family(self.name)
         wanted = inspect.signature(module.spec).parameters
         sizes = {key: VOCABULARY for key in ("source", "target", "vocabulary") if key in wanted}
         chosen = {} if self.head is None else {"head": self.head}
@@ -65,7 +65,7 @@ def _choices(hint: Any) -> tuple[Any, ...]:
 
 def _cases() -> Iterator[tuple[str, Case]]:
     for name in names():
-        module = family(name)
+        module = get_family(name)
         shape = _shrunk(next(iter(module.SIZES.values())))
         yield name, Case(name, shape)
         for key, hint in typing.get_type_hints(module.Shape).items():
@@ -83,7 +83,7 @@ def with_decoder() -> dict[str, Case]:
     """Those that write."""
 
     def writes(s: spec.Model) -> bool:
-        return s.decoder is not None and s.head is not None and s.head.kind == "lm" and s.beside is None
+        return s.decoder is not None and s.head is not None and s.head.kind == "lm" and s.aux_head is None
 
     return {name: case for name, case in CASES.items() if writes(case.spec())}
 
@@ -92,7 +92,7 @@ def with_stack() -> dict[str, Case]:
     """Those whose attention over whole sequences goes through a choice of kernels."""
 
     def stacked(s: spec.Model) -> bool:
-        return isinstance(s.encoder, spec.Stack) or isinstance(s.decoder, spec.Stack)
+        return isinstance(s.encoder, spec.TransformerStack) or isinstance(s.decoder, spec.TransformerStack)
 
     return {name: case for name, case in CASES.items() if stacked(case.spec())}
 
@@ -116,27 +116,27 @@ class Batch:
         return len(self.sources)
 
 
-def image(ids: Tensor, s: spec.Patches) -> Tensor:
+def image(ids: Tensor, s: spec.PatchEmbedding) -> Tensor:
     """What a model that looks at images is given for a sequence: the picture that its ids are the seed of."""
     seed = sum(int(token) * VOCABULARY**place for place, token in enumerate(ids)) + len(ids)
-    return torch.randn(s.channels, s.image, s.image, generator=torch.Generator().manual_seed(seed)).double()
+    return torch.randn(s.num_channels, s.image_size, s.image_size, generator=torch.Generator().manual_seed(seed)).double()
 
 
 def outputs(model: Any, batch: Batch) -> list[Tensor]:
     """The model's output, cut into one tensor a sequence."""
-    if isinstance(model.spec.source, spec.Patches):
+    if isinstance(model.spec.source, spec.PatchEmbedding):
         out = model(torch.stack([image(ids, model.spec.source) for ids in batch.sources]))
         return list(out if model.spec.head is not None else out.unflatten(0, (len(batch), -1)))
     source, target = Ragged.pack(batch.sources), Ragged.pack(batch.targets)
     read = source if isinstance(model, Encoder) else target  # what the outputs belong to
-    if model.spec.beside is not None:  # both heads' in one tensor, so that no law forgets the second
-        each, once = model.both(read)
-        return [torch.cat([a.flatten(), b]) for a, b in zip(read.like(each).sequences(), once, strict=True)]
+    if model.spec.aux_head is not None:  # both heads' in one tensor, so that no law forgets the second
+        each, once = model.forward_with_aux_head(read)
+        return [torch.cat([a.flatten(), b]) for a, b in zip(read.with_values(each).sequences(), once, strict=True)]
     out = model(source, target) if isinstance(model, EncoderDecoder) else model(read)
-    once_each = model.spec.head is not None and not model.spec.head.at_each_token
-    return list(out) if once_each else read.like(out).sequences()
+    once_each = model.spec.head is not None and not model.spec.head.is_token_level
+    return list(out) if once_each else read.with_values(out).sequences()
 
 
 def begin(model: Any, batch: Batch, rows: int, limit: int) -> Any:
     memory = model.encode(Ragged.pack(batch.sources)) if isinstance(model, EncoderDecoder) else None
-    return model.begin(memory, rows=rows, limit=limit)
+    return model.init_state(memory, rows=rows, limit=limit)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from qkv.families import family
+from qkv.families import get_family
 from qkv.nn import EncoderDecoder, Ragged, build
 from qkv.nn.attention import Attention
 from qkv.nn.mask import Causal
@@ -18,7 +18,7 @@ from qkv.spec import Attention as Spec
 @pytest.fixture(autouse=True)
 def _explicit(monkeypatch: pytest.MonkeyPatch) -> None:
     """The counter does not see into fused kernels."""
-    monkeypatch.setattr("qkv.nn.attend.choose", lambda *_, **__: "explicit")
+    monkeypatch.setattr("qkv.nn.kernels.choose", lambda *_, **__: "explicit")
 
 
 def multiply_adds(f: Callable[[], object]) -> int:
@@ -28,12 +28,12 @@ def multiply_adds(f: Callable[[], object]) -> int:
 
 
 def tokens(length: int, width: int) -> Ragged:
-    return Ragged.of(torch.randn(length, width), [length])
+    return Ragged.from_lengths(torch.randn(length, width), [length])
 
 
 def plain(k: int) -> Attention:
     """Scores and weighted sum alone, without the projections."""
-    return Attention(Spec(width=k, heads=2, project=False))
+    return Attention(Spec(query_dim=k, heads=2, use_projections=False))
 
 
 @pytest.mark.parametrize(("m", "k"), [(3, 8), (6, 8), (7, 4)])
@@ -57,27 +57,27 @@ def test_decoder_self_attention_costs_n_squared_k(n: int, k: int) -> None:
 
 def test_self_attention_takes_n_squared_dot_products() -> None:
     """Sequence to Sequence models: Attention Models, "Processing order": "n² <q_n, k_n> dot products to compute"."""
-    module, scores = Attention(Spec(width=8)), []
-    module.sink = lambda weights, *_: scores.append(weights.numel())
+    module, scores = Attention(Spec(query_dim=8)), []
+    module.hook = lambda weights, *_: scores.append(weights.numel())
     module(tokens(9, 8))
     assert scores == [81]
 
 
 def test_cost_does_not_depend_on_the_number_of_heads() -> None:
     """Transformers and Pretraining, 1.2 "Encoder Attention": H heads of D/H: the same work, cut otherwise."""
-    costs = {multiply_adds(lambda h=h: Attention(Spec(width=8, heads=h))(tokens(5, 8))) for h in (1, 2, 4, 8)}
+    costs = {multiply_adds(lambda h=h: Attention(Spec(query_dim=8, heads=h))(tokens(5, 8))) for h in (1, 2, 4, 8)}
     assert len(costs) == 1
 
 
 def translator() -> EncoderDecoder:
-    module = family("transformer")
+    module = get_family("transformer")
     model = build(module.spec(module.Shape(width=8, heads=2, layers=2, hidden=16), source=20, target=20)).eval()
     assert isinstance(model, EncoderDecoder)
     return model
 
 
 def words(length: int) -> Ragged:
-    return Ragged.of(torch.arange(length) % 20, [length])
+    return Ragged.from_lengths(torch.arange(length) % 20, [length])
 
 
 def test_encoder_activations_do_not_depend_on_the_decoder() -> None:

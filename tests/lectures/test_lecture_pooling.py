@@ -9,8 +9,8 @@ from qkv import spec
 from qkv.nn import Encoder, Ragged, build
 from qkv.nn.heads import AttentionPool, Head
 
-STATES = Ragged.of(torch.randn(7, 6, generator=torch.Generator().manual_seed(1)), [3, 4])
-DOT = spec.Attention(width=6, score="dot", project=False)
+STATES = Ragged.from_lengths(torch.randn(7, 6, generator=torch.Generator().manual_seed(1)), [3, 4])
+DOT = spec.Attention(query_dim=6, score_fn="dot", use_projections=False)
 
 
 def pooled(query: Tensor) -> Tensor:
@@ -32,7 +32,7 @@ def test_vanilla_attention_weighs_hidden_states_by_w_a_h() -> None:
 
 def test_the_label_is_predicted_from_the_weighted_average() -> None:
     """DS 4440 RNNs → Contextual embeddings → Transformers, "(Vanilla) ATTENTION!": P(y | h̄)."""
-    head = Head(spec.Head(kind="sequence", width=6, outputs=3, bias=True, pool=DOT))
+    head = Head(spec.Head(kind="sequence", d_model=6, num_outputs=3, bias=True, pool=DOT))
     assert head.pool is not None
     torch.testing.assert_close(head(STATES), head.pool(STATES) @ head.linear.weight.T + head.linear.bias)
 
@@ -60,13 +60,13 @@ def test_a_recurrent_classifier_attends_over_all_its_states() -> None:
     model = build(
         spec.Model(
             family="test",
-            source=spec.Embed(vocabulary=9, width=4, position="none"),
-            encoder=spec.Recurrent(width=4, hidden=3),
-            head=spec.Head(kind="sequence", width=6, outputs=2, pool=DOT),
+            source_embedding=spec.Embedding(vocab_size=9, d_model=4, position="none"),
+            encoder=spec.RecurrentEncoder(d_model=4, hidden_size=3),
+            head=spec.Head(kind="sequence", d_model=6, num_outputs=2, pool=DOT),
         )
     )
     assert isinstance(model, Encoder)
-    words = Ragged.of(torch.tensor([1, 2, 3, 4, 5]), [5])
+    words = Ragged.from_lengths(torch.tensor([1, 2, 3, 4, 5]), [5])
     states, query = model.encode(words).hidden.values, model.head.pool.query
     average = torch.softmax(states @ query, 0) @ states
     torch.testing.assert_close(model(words)[0], model.head.linear(average))
@@ -75,7 +75,7 @@ def test_a_recurrent_classifier_attends_over_all_its_states() -> None:
 def test_a_sequence_is_classified_from_its_first_token() -> None:
     """Multilingual NLP, 4. Attention & Transformer, "Fine-Tuning Transformers": ŷ = classifier(x_CLS), "the
     representation of the sequence start token [CLS]"."""
-    head = Head(spec.Head(kind="sequence", width=6, outputs=3, bias=True))
+    head = Head(spec.Head(kind="sequence", d_model=6, num_outputs=3, bias=True))
     firsts = torch.stack([states[0] for states in STATES.sequences()])
     torch.testing.assert_close(head(STATES), firsts @ head.linear.weight.T + head.linear.bias)
 
@@ -83,5 +83,5 @@ def test_a_sequence_is_classified_from_its_first_token() -> None:
 def test_one_linear_layer_is_used_again_for_every_token() -> None:
     """(Even More) Language Modeling: Attention, "BERTForTokenClassification": "single linear layer, re-used across the
     tokens"; Multilingual NLP, "Pretraining Transformers": ŷ = softmax(x W_lm)."""
-    head = Head(spec.Head(kind="lm", width=6, outputs=5))
+    head = Head(spec.Head(kind="lm", d_model=6, num_outputs=5))
     torch.testing.assert_close(head(STATES.values), torch.stack([head.linear.weight @ x for x in STATES.values]))

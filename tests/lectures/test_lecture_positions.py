@@ -10,7 +10,7 @@ from torch import Tensor
 
 from qkv import spec
 from qkv.nn import Encoder, Ragged, build
-from qkv.nn.embed import Embed
+from qkv.nn.embedding import TokenEmbedding
 from qkv.nn.position import sinusoids
 
 D, BASE = 128, 10000.0
@@ -95,10 +95,10 @@ def test_frequencies_are_counted_from_zero() -> None:
 
 
 def encoder(position: str) -> Encoder:
-    attention = spec.Attention(width=16, heads=2)
-    block = spec.Block(attention=attention, feedforward=spec.FeedForward(width=16, hidden=24))
-    embed = spec.Embed(vocabulary=20, width=16, position=position)
-    model = build(spec.Model(family="test", source=embed, encoder=spec.Stack(block=block, depth=2)))
+    attention = spec.Attention(query_dim=16, heads=2)
+    block = spec.Block(self_attention=attention, feedforward=spec.FeedForward(d_model=16, d_ff=24))
+    embed = spec.Embedding(vocab_size=20, d_model=16, position=position)
+    model = build(spec.Model(family="test", source_embedding=embed, encoder=spec.TransformerStack(block=block, num_layers=2)))
     assert isinstance(model, Encoder)
     return model
 
@@ -110,7 +110,7 @@ def test_without_positions_self_attention_does_not_see_order() -> None:
     """Multilingual NLP, 4. Attention & Transformer, "Positional Embeddings": attention "is just an aggregation over a
     set of representations", "retains no order information"; DS 4440: "why is this needed?"."""
     model = encoder("none")
-    straight, shuffled = model(Ragged.of(WORDS, [6])), model(Ragged.of(WORDS[ORDER], [6]))
+    straight, shuffled = model(Ragged.from_lengths(WORDS, [6])), model(Ragged.from_lengths(WORDS[ORDER], [6]))
     torch.testing.assert_close(shuffled, straight[ORDER])
 
 
@@ -119,22 +119,22 @@ def test_with_positions_self_attention_sees_order(position: str) -> None:
     """Transformers and Pretraining, 1.2 "Input & Positional Embedding": "a positional encoding that differs for each
     sequence position in order to enable the model to differentiate the positions"."""
     model = encoder(position)
-    straight, shuffled = model(Ragged.of(WORDS, [6])), model(Ragged.of(WORDS[ORDER], [6]))
+    straight, shuffled = model(Ragged.from_lengths(WORDS, [6])), model(Ragged.from_lengths(WORDS[ORDER], [6]))
     assert not torch.allclose(shuffled, straight[ORDER], atol=1e-3)
 
 
 def test_positions_are_added_to_embeddings() -> None:
     """Sequence to Sequence models: Attention Models, "Self attention": "We add a 'positional' encoding to them"."""
-    embed = Embed(spec.Embed(vocabulary=20, width=16))
+    embed = TokenEmbedding(spec.Embedding(vocab_size=20, d_model=16))
     torch.testing.assert_close(
-        embed(Ragged.of(WORDS, [6])).values, embed.tokens.weight[WORDS] + sinusoids(6, 16), atol=1e-6, rtol=0
+        embed(Ragged.from_lengths(WORDS, [6])).values, embed.tokens.weight[WORDS] + sinusoids(6, 16), atol=1e-6, rtol=0
     )
 
 
 def test_learned_positions_are_one_more_parameter_matrix() -> None:
     """Multilingual NLP, 4. Attention & Transformer, "Positional Embeddings": in BERT "W_PE ∈ R^(N x d) another
     parameter matrix, along with W_emb ∈ R^(|V| x d)"."""
-    embed = Embed(spec.Embed(vocabulary=20, width=16, length=50, position="learned"))
+    embed = TokenEmbedding(spec.Embedding(vocab_size=20, d_model=16, max_length=50, position="learned"))
     assert sorted(tuple(p.shape) for p in embed.parameters()) == [(20, 16), (50, 16)]
 
 

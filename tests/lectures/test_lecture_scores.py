@@ -7,17 +7,17 @@ import math
 import torch
 from torch import Tensor
 
-from qkv.nn.score import Score
+from qkv.nn.attention_score import AttentionScore
 from qkv.spec import Attention
 
 
-def score_of(kind: str, query: int = 4, key: int = 4, hidden: int | None = None) -> Score:
-    return Score(Attention(width=query, memory=key, score=kind, score_width=hidden, project=False))
+def score_of(kind: str, query: int = 4, key: int = 4, hidden: int | None = None) -> AttentionScore:
+    return AttentionScore(Attention(query_dim=query, kv_dim=key, score_fn=kind, score_hidden_dim=hidden, use_projections=False))
 
 
-def compared(score: Score, h: Tensor, s: Tensor) -> Tensor:
+def compared(score: AttentionScore, h: Tensor, s: Tensor) -> Tensor:
     """g(h, s) for one h and one s."""
-    return score(s[None, None], score.prepare(h[None, None])).squeeze()
+    return score(s[None, None], score.precompute_keys(h[None, None])).squeeze()
 
 
 def test_dot_score_is_h_transposed_s() -> None:
@@ -33,7 +33,7 @@ def test_bilinear_score_is_h_transposed_w_s() -> None:
     torch.testing.assert_close(compared(score, h, s), naive)
 
 
-def joint_matrix(score: Score) -> Tensor:
+def joint_matrix(score: AttentionScore) -> Tensor:
     """W_g of W_g [h; s]: the two matrices side by side.  # [hidden, key + query]"""
     return torch.cat([score.from_key[0].T, score.from_query[0].T], dim=1)
 
@@ -68,7 +68,7 @@ def test_mlp_score_is_a_perceptron_over_h_joined_with_s() -> None:
     for parameter in score.parameters():
         torch.nn.init.normal_(parameter)
     first = torch.relu(joint_matrix(score) @ torch.cat([h, s]) + score.bias[0, 0, 0])
-    second = torch.relu(score.inner[0].T @ first + score.inner_bias[0, 0, 0])
+    second = torch.relu(score.hidden_weight[0].T @ first + score.hidden_bias[0, 0, 0])
     torch.testing.assert_close(compared(score, h, s), score.vector[0, :, 0] @ second)
 
 

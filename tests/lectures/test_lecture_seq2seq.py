@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from qkv.families import family
+from qkv.families import get_family
 from qkv.nn import EncoderDecoder, Ragged, build
-from qkv.nn.stack import Encoded
+from qkv.nn.stack import EncoderOutput
 
-rnn = family("rnn")
-SOURCE = Ragged.of(torch.tensor([4, 5, 6, 7]), [4])  # I ate an apple
-TARGET = Ragged.of(torch.tensor([2, 8, 9, 10, 11, 12]), [6])  # <sos> Ich habe einen apfel gegessen
+rnn = get_family("rnn")
+SOURCE = Ragged.from_lengths(torch.tensor([4, 5, 6, 7]), [4])  # I ate an apple
+TARGET = Ragged.from_lengths(torch.tensor([2, 8, 9, 10, 11, 12]), [6])  # <sos> Ich habe einen apfel gegessen
 
 
 def model_of(attention: str) -> EncoderDecoder:
@@ -28,10 +28,10 @@ def test_the_simple_translation_model_passes_one_vector() -> None:
     input sequence is embedded into a single vector"."""
     model = model_of("none")
     memory = model.encode(SOURCE)
-    noise = memory.hidden.like(torch.randn_like(memory.hidden.values))
-    assert memory.last is not None
-    assert memory.last.shape == (1, 6)
-    assert torch.equal(model.decode(Encoded(noise, memory.last), TARGET), model.decode(memory, TARGET))
+    noise = memory.hidden.with_values(torch.randn_like(memory.hidden.values))
+    assert memory.final_state is not None
+    assert memory.final_state.shape == (1, 6)
+    assert torch.equal(model.decode(EncoderOutput(noise, memory.final_state), TARGET), model.decode(memory, TARGET))
 
 
 def test_the_simple_translation_model_starts_from_the_encoders_last_state() -> None:
@@ -39,8 +39,8 @@ def test_the_simple_translation_model_starts_from_the_encoders_last_state() -> N
     representation to produce the output sequence"."""
     model = model_of("none")
     memory = model.encode(SOURCE)
-    assert memory.last is not None
-    assert not torch.allclose(model.decode(Encoded(memory.hidden, -memory.last), TARGET), model.decode(memory, TARGET))
+    assert memory.final_state is not None
+    assert not torch.allclose(model.decode(EncoderOutput(memory.hidden, -memory.final_state), TARGET), model.decode(memory, TARGET))
 
 
 @pytest.mark.parametrize("attention", ["dot", "bilinear", "additive", "mlp"])
@@ -53,7 +53,7 @@ def test_with_attention_every_output_is_related_to_every_input_directly(attentio
     for word in range(4):
         values = memory.hidden.values.clone()
         values[word] += 1
-        after = model.decode(Encoded(memory.hidden.like(values), memory.last), TARGET)
+        after = model.decode(EncoderOutput(memory.hidden.with_values(values), memory.final_state), TARGET)
         assert bool(((after - before).abs().max(-1).values > 0).all())
 
 
@@ -61,9 +61,9 @@ def converted(model: EncoderDecoder) -> tuple[list[Tensor], list[Tensor], list[T
     """The slides' loop by hand: e_i(t) = h_i^T W_g s_(t-1), w = softmax(e), c_t = Σ w_i h_i, (c_t, y_t) in, s_t out."""
     memory, decoder = model.encode(SOURCE), model.decoder
     h, matrix = memory.hidden.values, decoder.attention.score.matrix[0]
-    s = torch.tanh(decoder.bridge(memory.last))[0]  # s_(-1)
+    s = torch.tanh(decoder.bridge(memory.final_state))[0]  # s_(-1)
     weights, contexts, states = [], [], []
-    for y in model.target.tokens.weight[TARGET.values]:
+    for y in model.target_embedding.tokens.weight[TARGET.values]:
         e = torch.stack([h_i @ matrix @ s for h_i in h])
         w = e.exp() / e.exp().sum()
         c = sum(w_i * h_i for w_i, h_i in zip(w, h, strict=True))
@@ -86,7 +86,7 @@ def test_the_weights_at_time_t_come_from_the_state_before() -> None:
     """Sequence to Sequence models: Attention Models, "Attention weights at time t": w_i(t) = a(h_i, s_(t-1))."""
     model, seen = model_of("bilinear"), []
     weights, _, _ = converted(model)
-    model.decoder.attention.sink = lambda told, *_: seen.append(told.flatten())
+    model.decoder.attention.hook = lambda told, *_: seen.append(told.flatten())
     model(SOURCE, TARGET)
     torch.testing.assert_close(seen, weights)
 
@@ -95,9 +95,9 @@ def test_the_word_at_time_t_is_not_used_for_its_weights() -> None:
     """Sequence to Sequence models: Attention Models, "Attention weights at time t": "Also, the input word at time t,
     but generally not used for simplicity"."""
     model, seen = model_of("additive"), []
-    model.decoder.attention.sink = lambda told, *_: seen.append(told.flatten())
+    model.decoder.attention.hook = lambda told, *_: seen.append(told.flatten())
     for first in (2, 8):
-        model(SOURCE, Ragged.of(torch.tensor([first]), [1]))
+        model(SOURCE, Ragged.from_lengths(torch.tensor([first]), [1]))
     assert torch.equal(seen[0], seen[1])
 
 
@@ -114,10 +114,10 @@ def test_the_drawn_word_goes_in_at_the_next_step() -> None:
     """Sequence to Sequence models: Attention Models, "Converting an input: Inference": "Input c_1 and first output word
     to the decoder"."""
     model = model_of("bilinear")
-    logits, state = model.step(torch.tensor([2]), model.begin(model.encode(SOURCE), rows=1, limit=6))
+    logits, state = model.step(torch.tensor([2]), model.init_state(model.encode(SOURCE), num_rows=1, max_length=6))
     drawn = logits.argmax(-1)
     second, _ = model.step(drawn, state)
-    forced = model(SOURCE, Ragged.of(torch.cat([torch.tensor([2]), drawn]), [2]))
+    forced = model(SOURCE, Ragged.from_lengths(torch.cat([torch.tensor([2]), drawn]), [2]))
     torch.testing.assert_close(second[0], forced[1])
 
 
@@ -128,14 +128,14 @@ def test_keys_and_values_are_the_encoders_states_and_the_query_is_the_decoders()
     memory = model.encode(SOURCE)
     h, state = memory.hidden.values, torch.randn(1, 6)
     attention = model.decoder.attention
-    looked = attention.look(state, attention.remember(memory.hidden))
+    looked = attention.attend_precomputed(state, attention.precompute_kv(memory.hidden))
     torch.testing.assert_close(looked[0], torch.softmax(h @ state[0], 0) @ h)
 
 
 def test_a_bidirectional_state_joins_both_directions() -> None:
     """Transformers and Pretraining, 2.1 "ELMo": "concatenating hidden states of both directions together"."""
     model = model_of("dot")
-    gru, x = model.encoder.layers[0], model.source(SOURCE).values
+    gru, x = model.encoder.all_hidden_states[0], model.source_embedding(SOURCE).values
     forward = torch.nn.GRU(5, 3)
     forward.load_state_dict({n: p for n, p in gru.state_dict().items() if not n.endswith("_reverse")})
     backward = torch.nn.GRU(5, 3)

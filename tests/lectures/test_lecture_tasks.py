@@ -8,12 +8,12 @@ import statistics
 import pytest
 import torch
 
-from qkv.evaluate.classification import Accuracy, TokenAccuracy
-from qkv.evaluate.entities import EntityF1, entities
-from qkv.evaluate.rouge import Rouge
-from qkv.evaluate.translation import Bleu
+from qkv.metrics.classification import Accuracy, TokenAccuracy
+from qkv.metrics.entities import EntityF1, get_entities
+from qkv.metrics.rouge import Rouge
+from qkv.metrics.sacrebleu import Bleu
 from qkv.nn import Ragged, build
-from qkv.spec import Attention, Block, Embed, FeedForward, Head, Model, Stack
+from qkv.spec import Attention, Block, Embedding, FeedForward, Head, Model, TransformerStack
 
 WIDTH = 8
 WAFFLES = "British Left Waffles on Falkland Islands"
@@ -21,10 +21,10 @@ WAFFLES = "British Left Waffles on Falkland Islands"
 
 def logits_of(head: Head) -> torch.Tensor:
     """What a small encoder says under a head of two sequences, of three tokens and of four."""
-    block = Block(attention=Attention(width=WIDTH, heads=2), feedforward=FeedForward(width=WIDTH, hidden=16))
-    body = Embed(vocabulary=20, width=WIDTH, length=8)
-    model = build(Model(family="bert", source=body, encoder=Stack(block=block, depth=1), head=head))
-    found = model(Ragged.of(torch.arange(7), [3, 4]))
+    block = Block(self_attention=Attention(query_dim=WIDTH, heads=2), feedforward=FeedForward(d_model=WIDTH, d_ff=16))
+    body = Embedding(vocab_size=20, d_model=WIDTH, max_length=8)
+    model = build(Model(family="bert", source_embedding=body, encoder=TransformerStack(block=block, num_layers=1), head=head))
+    found = model(Ragged.from_lengths(torch.arange(7), [3, 4]))
     return found.values if isinstance(found, Ragged) else found
 
 
@@ -40,7 +40,7 @@ def logits_of(head: Head) -> torch.Tensor:
 )
 def test_a_head_gives_what_its_row_of_the_table_has_as_output(kind: str, outputs: int, shape: tuple[int, ...]) -> None:
     """Language Modeling (CMSC 473/673), the table of heads (Wolf et al. 2020, figure 2), column "Output"."""
-    head = Head(kind=kind, width=WIDTH, outputs=outputs)  # type: ignore[arg-type]
+    head = Head(kind=kind, d_model=WIDTH, num_outputs=outputs)  # type: ignore[arg-type]
     assert logits_of(head).shape == shape
 
 
@@ -48,7 +48,7 @@ def test_the_worked_sentence_has_two_named_entities() -> None:
     """Language Modeling (CMSC 473/673), "Example 2: Named Entity Recognition": ORG ORG Other Other LOC LOC."""
     words = WAFFLES.split()
     tags = ["B-ORG", "I-ORG", "O", "O", "B-LOC", "I-LOC"]
-    found = [(one.type, " ".join(words[one.start : one.end])) for one in entities(tags)]
+    found = [(one.type, " ".join(words[one.start : one.end])) for one in get_entities(tags)]
     assert found == [("ORG", "British Left"), ("LOC", "Falkland Islands")]
 
 

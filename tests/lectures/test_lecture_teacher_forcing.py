@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from qkv.decode import score
+from qkv.generation import token_log_probs
 from qkv.nn import Ragged
 
 sys.path.append(str(Path(__file__).parents[1] / "unit" / "decode"))
@@ -46,7 +46,7 @@ def test_the_worked_example_sums_the_references_log_probabilities():
     model = Written(told, 24 + len(words))
     labels = torch.tensor([ids[word] for word in REFERENCE])
     target = Ragged.pack([torch.tensor([2, *labels[:-1]])])
-    found = score(model, sources(3), target, labels, free=True)
+    found = token_log_probs(model, sources(3), target, labels, free_running=True)
     shown = [0.2, 0.12, 0.2, 0.19, 0.3, 0.2, 0.2, 0.3]
     assert found.values.exp().tolist() == pytest.approx(shown, abs=1e-5)
     assert -found.values.mean().item() == pytest.approx(1.5783, abs=1e-4)
@@ -57,7 +57,7 @@ def test_without_a_teacher_the_model_reads_its_own_words_and_the_reference_is_sc
     model = tiny("rnn", seed=8)
     source, labels = sources(4), torch.tensor([7, 8, 9, 3])
     target = Ragged.pack([torch.tensor([2, 7, 8, 9])])
-    found = score(model, source, target, labels, free=True)
+    found = token_log_probs(model, source, target, labels, free_running=True)
     said, wanted = [2], []
     with torch.no_grad():
         for label in labels:
@@ -75,5 +75,5 @@ def test_a_model_that_says_the_reference_itself_needs_no_teacher():
         for _ in range(4):
             said.append(int(model(source, Ragged.pack([torch.tensor(said)]))[-1].argmax()))
     target, labels = Ragged.pack([torch.tensor(said[:-1])]), torch.tensor(said[1:])
-    taught, free = (score(model, source, target, labels, free=free).values for free in (False, True))
+    taught, free = (token_log_probs(model, source, target, labels, free_running=free).values for free in (False, True))
     torch.testing.assert_close(taught, free, rtol=1e-4, atol=1e-5)

@@ -13,14 +13,14 @@ from qkv.spec import Attention as Spec
 def watched(module: Attention, x: Ragged, memory: Ragged | None = None) -> tuple[Tensor, Tensor]:
     """The output, and the weights [B, H, N, M] that made it."""
     seen = []
-    module.sink = lambda weights, *_: seen.append(weights)
+    module.hook = lambda weights, *_: seen.append(weights)
     out = module(x, memory).values
     return out, seen[0]
 
 
 def plain(width: int, **fields: object) -> Attention:
     """Attention over states as they are, the score their dot product."""
-    return Attention(Spec(width=width, score="dot", project=False, **fields))
+    return Attention(Spec(query_dim=width, score_fn="dot", use_projections=False, **fields))
 
 
 def scored(scores: list[float], values: Tensor) -> tuple[Attention, Ragged, Ragged]:
@@ -28,7 +28,7 @@ def scored(scores: list[float], values: Tensor) -> tuple[Attention, Ragged, Ragg
     keys = torch.cat([torch.tensor(scores)[:, None], values], 1)
     query = torch.zeros(1, keys.shape[1])
     query[0, 0] = 1.0
-    return plain(keys.shape[1]), Ragged.of(query, [1]), Ragged.of(keys, [len(keys)])
+    return plain(keys.shape[1]), Ragged.from_lengths(query, [1]), Ragged.from_lengths(keys, [len(keys)])
 
 
 def test_weights_are_the_softmax_of_raw_scores() -> None:
@@ -93,15 +93,15 @@ def test_a_weight_that_is_high_focuses_on_its_word() -> None:
 def test_the_average_differs_for_each_output_word() -> None:
     """Sequence to Sequence models: Attention Models, "Using all input hidden states": "Use a different weighted average
     for each output word"."""
-    memory = Ragged.of(torch.randn(4, 5), [4])
-    out, _ = watched(plain(5), Ragged.of(torch.randn(3, 5), [3]), memory)
+    memory = Ragged.from_lengths(torch.randn(4, 5), [4])
+    out, _ = watched(plain(5), Ragged.from_lengths(torch.randn(3, 5), [3]), memory)
     assert len({tuple(row) for row in out.tolist()}) == 3
 
 
 def test_the_score_of_a_key_is_normalised_over_all_keys() -> None:
     """Multilingual NLP, 4. Attention & Transformer, "Attention Mechanism": s(q, k) → e^s(q,k_i) / Σ_j e^s(q,k_j), the
     output Σ_i s(q, k_i) v_i; checked with the additive score, which the slide leaves raw."""
-    module = Attention(Spec(width=3, memory=4, score="additive", project=False))
-    q, k = Ragged.of(torch.randn(1, 3), [1]), Ragged.of(torch.randn(5, 4), [5])
-    raw = module.score(q.values[None], module.score.prepare(k.values[None])).flatten()
+    module = Attention(Spec(query_dim=3, kv_dim=4, score_fn="additive", use_projections=False))
+    q, k = Ragged.from_lengths(torch.randn(1, 3), [1]), Ragged.from_lengths(torch.randn(5, 4), [5])
+    raw = module.score(q.values[None], module.score.precompute_keys(k.values[None])).flatten()
     torch.testing.assert_close(module(q, k).values[0], (raw.exp() / raw.exp().sum()) @ k.values)

@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from qkv import families, weights
-from qkv.look.capture import capture
+from qkv import checkpoints, families
+from qkv.analysis.capture import capture_attention
+from qkv.checkpoints.model_folder import unique_state_dict
+from qkv.families.hf.rules import to_hf
 from qkv.nn import Decoder, Encoder, Ragged
-from qkv.weights.folder import state
-from qkv.weights.rules import outward
 
 LENGTHS, TARGET_LENGTHS = [4, 9, 1, 6], [3, 1, 8, 5]
 NEAR = 1e-4
@@ -35,7 +35,7 @@ def randomised(model: nn.Module, spread: float = 0.15) -> nn.Module:
 def ids(lengths: list[int], vocabulary: int, seed: int, least: int = 3) -> Ragged:
     """Random tokens, none of them one of the first few, which models give a special meaning."""
     drawn = torch.randint(least, vocabulary, (sum(lengths),), generator=torch.Generator().manual_seed(seed))
-    return Ragged.of(drawn, lengths)
+    return Ragged.from_lengths(drawn, lengths)
 
 
 @dataclass
@@ -44,11 +44,11 @@ class Both:
 
     theirs: Any
     folder: Path
-    ours: weights.Loaded = field(init=False)
+    ours: checkpoints.ModelBundle = field(init=False)
 
     def __post_init__(self) -> None:
         self.theirs.save_pretrained(self.folder)
-        self.ours = weights.load(self.folder)
+        self.ours = checkpoints.load(self.folder)
 
     @property
     def vocabulary(self) -> int:
@@ -63,7 +63,7 @@ class Both:
     def their_output(self, **options: Any) -> Any:
         """Padded on their side: the mask says what is real."""
         source, target = self.source(), self.target()
-        given = {"input_ids": source.to_padded().long(), "attention_mask": source.layout.real().long()}
+        given = {"input_ids": source.to_padded().long(), "attention_mask": source.layout.valid_mask().long()}
         if self.theirs.config.is_encoder_decoder and not isinstance(self.ours.model, Encoder):
             given["decoder_input_ids"] = target.to_padded().long()
         return self.theirs(**(given | options))
@@ -79,7 +79,7 @@ class Both:
         if logits is None:
             logits = found.logits if "logits" in found else found.last_hidden_state
         layout = (self.source() if isinstance(self.ours.model, Encoder | Decoder) else self.target()).layout
-        return logits[layout.real()] if logits.dim() == 3 else logits
+        return logits[layout.valid_mask()] if logits.dim() == 3 else logits
 
 
 def check_logits(both: Both) -> None:
@@ -96,7 +96,7 @@ def check_gradients(
     for logits in ((ours or both.our_logits)(), (theirs or both.their_logits)()):
         weighted = torch.linspace(-1, 1, logits.numel()).view(logits.shape)
         (torch.sin(logits) * weighted).sum().backward()
-    found = their_names(both, {n: t.grad for n, t in state(both.ours.model).items() if t.grad is not None})
+    found = their_names(both, {n: t.grad for n, t in unique_state_dict(both.ours.model).items() if t.grad is not None})
     wanted = {name: p.grad for name, p in both.theirs.named_parameters() if p.grad is not None and p.grad.any()}
     assert wanted
     largest = max(float(g.norm()) for g in wanted.values())
@@ -107,15 +107,15 @@ def check_gradients(
 
 def their_names(both: Both, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Our tensors under the names of their model's parameters."""
-    form = families.of_model_type(both.theirs.config.model_type, "test").HUGGING_FACE
+    form = families.by_model_type(both.theirs.config.model_type, "test").HUGGING_FACE
     architecture = form.architectures[type(both.theirs).__name__]
-    named = outward(form.rules(architecture.head, both.ours.model.spec), tensors)
+    named = to_hf(form.rules(architecture.head, both.ours.model.spec), tensors)
     return {(k.removeprefix(form.prefix) if architecture.bare else k): t for k, t in named.items()}
 
 
 def check_round_trip(both: Both, folder: Path) -> None:
     """Out and in again gives equal bytes, and transformers finds every key that it wants and no other."""
-    weights.save(both.ours, folder, "huggingface")
+    checkpoints.save(both.ours, folder, "huggingface")
     before, after = load_file(both.folder / "model.safetensors"), load_file(folder / "model.safetensors")
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
@@ -133,10 +133,10 @@ def check_round_trip(both: Both, folder: Path) -> None:
 
 def check_own_round_trip(both: Both, folder: Path) -> None:
     """Through our own format: the same spec, the same bytes."""
-    weights.save(both.ours, folder)
-    again = weights.load(folder)
+    checkpoints.save(both.ours, folder)
+    again = checkpoints.load(folder)
     assert again.model.spec == both.ours.model.spec
-    theirs, ours = state(both.ours.model), state(again.model)
+    theirs, ours = unique_state_dict(both.ours.model), unique_state_dict(again.model)
     assert theirs.keys() == ours.keys()
     assert all(torch.equal(theirs[name], ours[name]) for name in theirs)
 
@@ -146,7 +146,7 @@ def check_maps(both: Both, **kinds: str) -> None:
     both.theirs.set_attn_implementation("eager")
     with torch.no_grad():
         found = both.their_output(output_attentions=True)
-        with capture(both.ours.model) as maps:
+        with capture_attention(both.ours.model) as maps:
             both.our_logits()
     for name, pattern in kinds.items():
         layers = found[name]

@@ -18,7 +18,7 @@ def both(width: int, heads: int, memory: int) -> tuple[nn.MultiheadAttention, At
     theirs = nn.MultiheadAttention(width, heads, kdim=memory, vdim=memory, batch_first=True)
     nn.init.normal_(theirs.in_proj_bias)
     nn.init.normal_(theirs.out_proj.bias)
-    ours = Attention(Spec(width=width, memory=memory, heads=heads))
+    ours = Attention(Spec(query_dim=width, kv_dim=memory, heads=heads))
     weights = [theirs.q_proj_weight, theirs.k_proj_weight, theirs.v_proj_weight]
     if theirs.in_proj_weight is not None:  # torch packs them where all widths are equal
         weights = list(theirs.in_proj_weight.chunk(3))
@@ -31,13 +31,13 @@ def both(width: int, heads: int, memory: int) -> tuple[nn.MultiheadAttention, At
 
 
 def batch(width: int, memory: int) -> tuple[Ragged, Ragged]:
-    return Ragged.of(torch.randn(12, width), [5, 1, 6]), Ragged.of(torch.randn(13, memory), [2, 7, 4])
+    return Ragged.from_lengths(torch.randn(12, width), [5, 1, 6]), Ragged.from_lengths(torch.randn(13, memory), [2, 7, 4])
 
 
 def theirs_on(theirs: nn.MultiheadAttention, x: Ragged, memory: Ragged) -> tuple[Tensor, Tensor]:
     padded = memory.to_padded()
-    out, weights = theirs(x.to_padded(), padded, padded, key_padding_mask=~memory.layout.real())
-    return out[x.layout.real()], weights
+    out, weights = theirs(x.to_padded(), padded, padded, key_padding_mask=~memory.layout.valid_mask())
+    return out[x.layout.valid_mask()], weights
 
 
 @pytest.mark.parametrize(("width", "heads", "memory_width"), SHAPES)
@@ -57,10 +57,10 @@ def test_the_mean_of_the_heads_weights_equals_multihead_attentions(width: int, h
         told = zip(rows, weights.mean(1), queries, keys, strict=True)
         seen.update({row: mean[:n, :m] for row, mean, n, m in told})
 
-    ours.sink = sink
+    ours.hook = sink
     ours(x, memory)
     _, weights = theirs_on(theirs, x, memory)
-    sizes = enumerate(zip(x.layout.sizes, memory.layout.sizes, strict=True))
+    sizes = enumerate(zip(x.layout.lengths_list, memory.layout.lengths_list, strict=True))
     torch.testing.assert_close(seen, {row: weights[row, :n, :m] for row, (n, m) in sizes}, atol=1e-5, rtol=0)
 
 
@@ -70,8 +70,8 @@ def test_causal_self_attention_equals_multihead_attention_with_a_mask(heads: int
     x, _ = batch(35, 35)
     padded = x.to_padded()
     ahead = torch.ones(6, 6, dtype=torch.bool).triu(1)
-    out, _ = theirs(padded, padded, padded, attn_mask=ahead, key_padding_mask=~x.layout.real())
-    torch.testing.assert_close(ours(x, mask=Causal()).values, out[x.layout.real()], atol=1e-5, rtol=0)
+    out, _ = theirs(padded, padded, padded, attn_mask=ahead, key_padding_mask=~x.layout.valid_mask())
+    torch.testing.assert_close(ours(x, mask=Causal()).values, out[x.layout.valid_mask()], atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(("width", "heads", "memory_width"), SHAPES)

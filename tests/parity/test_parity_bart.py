@@ -20,9 +20,9 @@ from both import (
     randomised,
 )
 
+from qkv.checkpoints import load
 from qkv.errors import InputError
 from qkv.nn import Ragged
-from qkv.weights import load
 
 ODD: dict[str, Any] = {
     "vocab_size": 31,
@@ -75,7 +75,7 @@ class Classifier(Both):
 
     def their_output(self, **options: Any) -> Any:
         source = self.source()
-        padded, real = source.to_padded(1).long(), source.layout.real().long()
+        padded, real = source.to_padded(1).long(), source.layout.valid_mask().long()
         return self.theirs(input_ids=padded, attention_mask=real, **options)
 
 
@@ -135,7 +135,7 @@ def test_a_second_table_that_differs_is_refused(tmp_path: Path) -> None:
 def test_a_body_writes_under_the_generation_head(tmp_path: Path) -> None:
     both = make(tmp_path, "Model", {})
     loaded = load(both.folder, head="generation")
-    assert loaded.fresh == ("head.offset",)  # the output's weight is the table, which is there
+    assert loaded.missing_keys == ("head.offset",)  # the output's weight is the table, which is there
     with torch.no_grad():
         theirs = both.their_logits() @ both.theirs.shared.weight.T
         assert float((loaded.model(both.source(), both.target()) - theirs).abs().max()) <= 1e-4
@@ -158,7 +158,7 @@ def test_a_config_value_that_we_lack_is_refused_by_name(tmp_path: Path, key: str
 
 def test_sizes_are_those_of_the_checkpoints() -> None:
     from qkv.families import bart
-    from qkv.nn.model import hollow
+    from qkv.nn.model import build_on_meta
 
-    counts = {name: sum(p.numel() for p in hollow(bart.spec(shape)).parameters()) for name, shape in bart.SIZES.items()}
+    counts = {name: sum(p.numel() for p in build_on_meta(bart.make_spec(shape)).parameters()) for name, shape in bart.PRESETS.items()}
     assert counts == {"base": 139_420_416, "large": 406_291_456}

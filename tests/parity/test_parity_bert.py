@@ -19,7 +19,7 @@ from both import (
     randomised,
 )
 
-from qkv.objectives.label import Inputs, judged, several
+from qkv.objectives.classification import Inputs, head_logits, multi_label_bce
 
 ODD: dict[str, Any] = {
     "vocab_size": 31,
@@ -72,18 +72,18 @@ def test_out_and_in_again_gives_equal_bytes(both: Both, tmp_path: Path) -> None:
 
 def test_the_loss_of_several_labels_equals_theirs(tmp_path: Path) -> None:
     both = make(tmp_path, "SequenceClassification", {"problem_type": "multi_label_classification"})
-    assert both.ours.model.spec.head.several
+    assert both.ours.model.spec.head.multi_label
     right = torch.randint(0, 2, (len(LENGTHS), 4), generator=torch.Generator().manual_seed(1)).float()
     batch = Inputs(both.source(), None, None, right)
     with torch.no_grad():
-        total, targets = several(judged(both.ours.model, batch), batch)
+        total, targets = multi_label_bce(head_logits(both.ours.model, batch), batch)
         theirs = both.their_output(labels=right).loss
     assert float(total / targets) == pytest.approx(float(theirs), abs=1e-5)
 
 
 def test_several_labels_are_said_of_no_other_head(tmp_path: Path) -> None:
     both = make(tmp_path, "TokenClassification", {"problem_type": "multi_label_classification"})
-    assert not both.ours.model.spec.head.several
+    assert not both.ours.model.spec.head.multi_label
 
 
 def test_captured_maps_equal_eager_attention(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_captured_maps_equal_eager_attention(tmp_path: Path) -> None:
 def test_segments_are_added_as_theirs_are(tmp_path: Path) -> None:
     both = make(tmp_path, "MaskedLM", {})
     source = both.source()
-    segments = source.like(source.layout.positions % 3)
+    segments = source.with_values(source.layout.positions % 3)
     ours = both.ours.model(source, segments.values)
     theirs = both.their_logits(token_type_ids=segments.to_padded().long())
     assert float((ours - theirs).abs().max()) <= 1e-4
@@ -102,16 +102,16 @@ def test_segments_are_added_as_theirs_are(tmp_path: Path) -> None:
 def test_two_heads_of_pretraining_equal_theirs(tmp_path: Path) -> None:
     both = make(tmp_path, "PreTraining", {})
     source = both.source()
-    masked, following = both.ours.model.both(source)
+    masked, following = both.ours.model.forward_with_aux_head(source)
     found = both.their_output()
-    assert float((masked - found.prediction_logits[source.layout.real()]).abs().max()) <= 1e-4
+    assert float((masked - found.prediction_logits[source.layout.valid_mask()]).abs().max()) <= 1e-4
     assert float((following - found.seq_relationship_logits).abs().max()) <= 1e-4
 
 
 def test_multiple_choice_scores_each_choice(tmp_path: Path) -> None:
     both = make(tmp_path, "MultipleChoice", {})
     source = both.source()  # four sequences: two questions of two choices
-    padded, real = source.to_padded().long(), source.layout.real().long()
+    padded, real = source.to_padded().long(), source.layout.valid_mask().long()
     theirs = both.theirs(padded.view(2, 2, -1), attention_mask=real.view(2, 2, -1)).logits
     assert float((both.ours.model(source).view(2, 2) - theirs).abs().max()) <= 1e-4
 
@@ -120,7 +120,7 @@ def test_the_body_and_its_pooler_equal_theirs(tmp_path: Path) -> None:
     both = Both(randomised(transformers.BertModel(transformers.BertConfig(**ODD))), tmp_path / "theirs")
     found, source = both.their_output(), both.source()
     hidden = both.ours.model.encode(source).hidden.values
-    assert float((hidden - found.last_hidden_state[source.layout.real()]).abs().max()) <= 1e-4
+    assert float((hidden - found.last_hidden_state[source.layout.valid_mask()]).abs().max()) <= 1e-4
     assert float((both.ours.model(source) - found.pooler_output).abs().max()) <= 1e-4
     check_own_round_trip(both, tmp_path / "own")
 
@@ -133,24 +133,24 @@ def test_a_body_without_pooler_loads_as_the_body_alone(tmp_path: Path) -> None:
 
 
 def test_the_body_under_a_new_head_names_what_is_fresh_and_what_is_left(tmp_path: Path) -> None:
-    from qkv.weights import load
+    from qkv.checkpoints import load
 
     make(tmp_path, "PreTraining", {})
     loaded = load(tmp_path / "theirs", head="token", labels=["B", "I", "O"])
-    assert loaded.fresh == ("head.linear.bias", "head.linear.weight")
-    assert any(name.startswith("cls.predictions") for name in loaded.unused)
-    assert any(name.startswith("bert.pooler") for name in loaded.unused)
+    assert loaded.missing_keys == ("head.linear.bias", "head.linear.weight")
+    assert any(name.startswith("cls.predictions") for name in loaded.unexpected_keys)
+    assert any(name.startswith("bert.pooler") for name in loaded.unexpected_keys)
     assert loaded.model(Both.source(make(tmp_path, "PreTraining", {}))).shape == (sum(LENGTHS), 3)
     assert loaded.model.head.linear.weight.abs().max() > 0
     assert torch.isfinite(loaded.model.head.linear.weight).all()
 
 
 def test_a_body_gets_a_language_models_head_over_its_own_embedding(tmp_path: Path) -> None:
-    from qkv.weights import load
+    from qkv.checkpoints import load
 
     transformers.BertModel(transformers.BertConfig(**ODD)).save_pretrained(tmp_path / "theirs")
     loaded = load(tmp_path / "theirs", head="masked_lm")
-    assert "head.linear.bias" in loaded.fresh
-    assert "head.linear.weight" not in loaded.fresh
-    assert loaded.model.head.linear.weight is loaded.model.source.tokens.weight
+    assert "head.linear.bias" in loaded.missing_keys
+    assert "head.linear.weight" not in loaded.missing_keys
+    assert loaded.model.head.linear.weight is loaded.model.source_embedding.tokens.weight
     assert not loaded.model.head.linear.bias.any()

@@ -13,7 +13,7 @@ import torch
 import transformers
 from both import Both, ids, randomised
 
-from qkv.decode import Decoding, Hypothesis, generate
+from qkv.generation import GenerationConfig, Hypothesis, generate
 from qkv.nn import Ragged
 
 LENGTHS = [4, 9, 1, 6, 7, 2, 12, 5]
@@ -65,7 +65,7 @@ def taught(theirs: Any, steps: int = 60) -> Any:
         source = ids([2 + (step + i) % 8 for i in range(16)], VOCABULARY - 1, 100 + step)
         end = torch.tensor([theirs.config.eos_token_id])
         labels = Ragged.pack([torch.cat([s.flip(0), end]) for s in source.sequences()]).to_padded(-100).long()
-        given = {"input_ids": source.to_padded().long(), "attention_mask": source.layout.real().long()}
+        given = {"input_ids": source.to_padded().long(), "attention_mask": source.layout.valid_mask().long()}
         optimiser.zero_grad()
         theirs(**given, labels=labels).loss.backward()
         optimiser.step()
@@ -97,7 +97,7 @@ def sources() -> Ragged:
 
 def their_output(family: str, **options: Any) -> Any:
     batch = sources()
-    given = {"input_ids": batch.to_padded().long(), "attention_mask": batch.layout.real().long()}
+    given = {"input_ids": batch.to_padded().long(), "attention_mask": batch.layout.valid_mask().long()}
     how = {"do_sample": False, "early_stopping": False, "return_dict_in_generate": True, "output_scores": True}
     return made(family).theirs.generate(**given, **(how | options))
 
@@ -107,7 +107,7 @@ def new_tokens(found: Any, end: int) -> list[list[int]]:
     return [row[: row.index(end)] if end in row else row for row in rows]
 
 
-def ours(family: str, how: Decoding) -> list[Hypothesis]:
+def ours(family: str, how: GenerationConfig) -> list[Hypothesis]:
     return [hypothesis for rows in generate(made(family).ours.model, sources(), how) for hypothesis in rows]
 
 
@@ -118,9 +118,9 @@ def rank(hypothesis: Hypothesis, penalty: float) -> float:
 @pytest.mark.parametrize("limit", LIMITS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_tokens_equal_theirs(family: str, limit: int) -> None:
-    end = made(family).ours.model.spec.end
+    end = made(family).ours.model.spec.eos_id
     theirs = new_tokens(their_output(family, max_new_tokens=limit), end)
-    assert [hypothesis.tokens for hypothesis in ours(family, Decoding(limit=limit))] == theirs
+    assert [hypothesis.tokens for hypothesis in ours(family, GenerationConfig(max_new_tokens=limit))] == theirs
 
 
 @pytest.mark.parametrize("penalty", [1.0, 0.0, 2.0])
@@ -129,14 +129,14 @@ def test_greedy_tokens_equal_theirs(family: str, limit: int) -> None:
 def test_all_four_beams_equal_theirs_in_their_order(family: str, limit: int, penalty: float) -> None:
     options = {"num_beams": 4, "num_return_sequences": 4, "length_penalty": penalty, "max_new_tokens": limit}
     found = their_output(family, **options)
-    flat = ours(family, Decoding(beams=4, best=4, length_penalty=penalty, limit=limit, unfinished="ranked"))
-    assert [h.tokens for h in flat] == new_tokens(found, made(family).ours.model.spec.end)
+    flat = ours(family, GenerationConfig(num_beams=4, n_best=4, length_penalty=penalty, max_new_tokens=limit, unfinished_beams="ranked"))
+    assert [h.tokens for h in flat] == new_tokens(found, made(family).ours.model.spec.eos_id)
     assert [rank(h, penalty) for h in flat] == pytest.approx(found.sequences_scores.tolist(), abs=1e-4)
 
 
-@pytest.mark.parametrize("how", [Decoding(limit=max(LIMITS)), Decoding(beams=4, limit=max(LIMITS))])
+@pytest.mark.parametrize("how", [GenerationConfig(max_new_tokens=max(LIMITS)), GenerationConfig(num_beams=4, max_new_tokens=max(LIMITS))])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_ends_are_hit_and_outputs_differ(family: str, how: Decoding) -> None:
+def test_ends_are_hit_and_outputs_differ(family: str, how: GenerationConfig) -> None:
     """Else the two tests above would compare less than they say."""
     found = ours(family, how)
     assert sum(hypothesis.finished for hypothesis in found) >= len(LENGTHS) // 2
@@ -147,4 +147,4 @@ def test_ends_are_hit_and_outputs_differ(family: str, how: Decoding) -> None:
 def test_the_padding_token_of_marian_would_be_written_if_it_were_not_forbidden() -> None:
     allowed = their_output("marian", max_new_tokens=24, num_beams=4, bad_words_ids=None)
     assert (allowed.sequences[:, 1:-1] == 30).any()
-    assert not any(30 in hypothesis.tokens for hypothesis in ours("marian", Decoding(beams=4, best=4, limit=24)))
+    assert not any(30 in hypothesis.tokens for hypothesis in ours("marian", GenerationConfig(num_beams=4, n_best=4, max_new_tokens=24)))

@@ -21,11 +21,11 @@ from both import (
 )
 from safetensors.torch import load_file, save_file
 
+from qkv.checkpoints import load, save
 from qkv.errors import InputError
 from qkv.families import gpt
-from qkv.nn.model import hollow
-from qkv.weights import load, save
-from qkv.weights.format import read_config, write_config
+from qkv.families.hf.format import hf_config_from_spec, spec_from_hf_config
+from qkv.nn.model import build_on_meta
 
 ODD: dict[str, Any] = {
     "vocab_size": 31,
@@ -87,8 +87,8 @@ def test_two_heads_equal_theirs_and_come_out_again(tmp_path: Path, tied: bool) -
     both = make(tmp_path, "DoubleHeadsModel", {"tie_word_embeddings": tied, "summary_first_dropout": 0.3})
     source = both.source()
     found = both.their_output(mc_token_ids=source.layout.lengths - 1)
-    said, chosen = both.ours.model.both(source)
-    assert float((said - found.logits[source.layout.real()]).detach().abs().max()) <= NEAR
+    said, chosen = both.ours.model.forward_with_aux_head(source)
+    assert float((said - found.logits[source.layout.valid_mask()]).detach().abs().max()) <= NEAR
     assert float((chosen.squeeze(1) - found.mc_logits).detach().abs().max()) <= NEAR
     check_own_round_trip(both, tmp_path / "own")
     save(both.ours, tmp_path / "again", "huggingface")
@@ -110,7 +110,7 @@ def test_an_old_file_with_masks_and_without_prefix_loads(tmp_path: Path) -> None
     tensors |= {f"h.{layer}.attn.bias": torch.ones(1, 1, 13, 13).tril() for layer in range(3)}
     save_file(tensors, path, {"format": "pt"})
     both.ours = load(both.folder)
-    assert both.ours.unused == ()
+    assert both.ours.unexpected_keys == ()
     check_logits(both)
 
 
@@ -126,12 +126,12 @@ def test_a_value_that_we_do_not_have_is_refused_by_name(tmp_path: Path, key: str
 
 
 def test_the_size_has_the_published_models_parameters() -> None:
-    assert sum(p.numel() for p in hollow(gpt.spec(gpt.SIZES["base"])).parameters()) == 116_534_784
+    assert sum(p.numel() for p in build_on_meta(gpt.make_spec(gpt.PRESETS["base"])).parameters()) == 116_534_784
 
 
 def test_every_default_is_theirs() -> None:
     """A config.json may leave out whatever is at its default."""
-    written, _ = write_config(gpt, read_config(gpt, {}, "config.json", "lm", ("no", "yes")))
+    written, _ = hf_config_from_spec(gpt, spec_from_hf_config(gpt, {}, "config.json", "lm", ("no", "yes")))
     theirs = transformers.OpenAIGPTConfig().to_dict()
     for key in written.keys() - {"architectures", "dtype"}:
         assert written[key] == theirs[key], key

@@ -21,11 +21,11 @@ from both import (
 )
 from safetensors.torch import load_file, save_file
 
+from qkv.checkpoints import load, save
 from qkv.errors import InputError
 from qkv.families import gpt2
-from qkv.nn.model import hollow
-from qkv.weights import load, save
-from qkv.weights.format import read_config, write_config
+from qkv.families.hf.format import hf_config_from_spec, spec_from_hf_config
+from qkv.nn.model import build_on_meta
 
 ODD: dict[str, Any] = {
     "vocab_size": 31,
@@ -101,10 +101,10 @@ def test_two_heads_equal_theirs_and_come_out_again(tmp_path: Path) -> None:
     both = make(tmp_path, "DoubleHeadsModel", {"summary_first_dropout": 0.3})
     source = both.source()
     found = both.their_output(mc_token_ids=source.layout.lengths - 1)
-    said, chosen = both.ours.model.both(source)
-    assert apart(said, found.logits[source.layout.real()]) <= NEAR
+    said, chosen = both.ours.model.forward_with_aux_head(source)
+    assert apart(said, found.logits[source.layout.valid_mask()]) <= NEAR
     assert apart(chosen.squeeze(1), found.mc_logits) <= NEAR
-    assert both.ours.model.spec.beside.dropout == 0.3
+    assert both.ours.model.spec.aux_head.dropout == 0.3
     check_own_round_trip(both, tmp_path / "own")
     check_round_trip(both, tmp_path / "again")
 
@@ -112,7 +112,7 @@ def test_two_heads_equal_theirs_and_come_out_again(tmp_path: Path) -> None:
 def test_the_last_real_token_is_judged_whichever_side_theirs_is_padded_on(tmp_path: Path) -> None:
     both = make(tmp_path, "ForSequenceClassification", {})
     source = both.source()
-    real = source.layout.real().flip(1)
+    real = source.layout.valid_mask().flip(1)
     padded = torch.zeros_like(real, dtype=torch.long).masked_scatter(real, source.values)
     places = (real.cumsum(1) - 1).clamp(min=0)
     left = both.theirs(padded, attention_mask=real.long(), position_ids=places).logits
@@ -128,7 +128,7 @@ def test_without_a_padding_token_theirs_takes_the_last_token_of_one_sequence(tmp
 
 def test_a_model_without_an_end_says_so_on_the_way_out(tmp_path: Path) -> None:
     both = make(tmp_path, LM, {"bos_token_id": None, "eos_token_id": None})
-    assert (both.ours.model.spec.start, both.ours.model.spec.end) == (-1, -1)
+    assert (both.ours.model.spec.bos_id, both.ours.model.spec.eos_id) == (-1, -1)
     save(both.ours, tmp_path / "again", "huggingface")
     again = transformers.GPT2Config.from_pretrained(tmp_path / "again")
     assert (again.bos_token_id, again.eos_token_id, again.pad_token_id) == (None, None, 0)
@@ -144,7 +144,7 @@ def test_an_old_file_with_masks_without_prefix_and_with_a_copy_of_the_embedding_
         tensors[f"h.{layer}.attn.masked_bias"] = torch.tensor(-1e4)
     save_file(tensors, path, {"format": "pt"})
     both.ours = load(both.folder)
-    assert both.ours.unused == ()
+    assert both.ours.unexpected_keys == ()
     check_logits(both)
 
 
@@ -160,8 +160,8 @@ def test_a_tied_file_whose_copy_of_the_embedding_differs_is_refused(tmp_path: Pa
 def test_a_file_of_the_body_loads_under_a_new_head_and_says_what_is_fresh(tmp_path: Path) -> None:
     both = make(tmp_path, LM, {})
     loaded = load(both.folder, head="token", labels=["B", "I", "O"])
-    assert loaded.fresh == ("head.linear.bias", "head.linear.weight")
-    assert loaded.model(both.source()).shape == (both.source().layout.total, 3)
+    assert loaded.missing_keys == ("head.linear.bias", "head.linear.weight")
+    assert loaded.model(both.source()).shape == (both.source().layout.num_tokens, 3)
 
 
 @pytest.mark.parametrize(
@@ -187,12 +187,12 @@ def test_tokens_are_labelled_behind_their_dropout(tmp_path: Path, dropouts: dict
     [("small", 124_439_808), ("medium", 354_823_168), ("large", 774_030_080), ("xl", 1_557_611_200)],
 )
 def test_a_size_has_the_published_models_parameters(size: str, parameters: int) -> None:
-    assert sum(p.numel() for p in hollow(gpt2.spec(gpt2.SIZES[size])).parameters()) == parameters
+    assert sum(p.numel() for p in build_on_meta(gpt2.make_spec(gpt2.PRESETS[size])).parameters()) == parameters
 
 
 def test_every_default_is_theirs() -> None:
     """A config.json may leave out whatever is at its default."""
-    written, _ = write_config(gpt2, read_config(gpt2, {}, "config.json", "lm", ("no", "yes")))
+    written, _ = hf_config_from_spec(gpt2, spec_from_hf_config(gpt2, {}, "config.json", "lm", ("no", "yes")))
     theirs = transformers.GPT2Config().to_dict() | {"n_inner": 4 * 768}
     for key in written.keys() - {"architectures", "dtype"}:
         assert written[key] == theirs[key], key

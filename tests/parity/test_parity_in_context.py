@@ -9,12 +9,12 @@ import torch
 import transformers
 from both import randomised
 
-from qkv import Loaded
-from qkv.data.examples import Labelled
-from qkv.decode.in_context import Prompting, answer
+from qkv import ModelBundle
+from qkv.checkpoints import load
+from qkv.data.examples import TextExample
 from qkv.families import gpt2
-from qkv.text.tokeniser import train_tokeniser
-from qkv.weights import load
+from qkv.generation.prompting import PromptConfig, predict_with_prompt
+from qkv.tokenization.tokenizer import train_tokenizer
 
 LINES = ["It was a fine day: yes", "It was not: no, never, not at all"] * 4
 LABELS = ["yes", "no", "not at all, never"]
@@ -22,20 +22,20 @@ LABELS = ["yes", "no", "not at all, never"]
 
 @pytest.mark.parametrize("shown", [0, 3])
 def test_summed_log_likelihoods_equal_those_of_their_loss(tmp_path: Path, shown: int) -> None:
-    tokeniser = train_tokeniser("byte_bpe", LINES, size=290, template=gpt2.TEMPLATE)
-    config = transformers.GPT2Config(vocab_size=tokeniser.size, n_embd=24, n_layer=2, n_head=3, n_positions=96)
+    tokeniser = train_tokenizer("byte_bpe", LINES, vocab_size=290, template=gpt2.TOKENIZER_TEMPLATE)
+    config = transformers.GPT2Config(vocab_size=tokeniser.vocab_size, n_embd=24, n_layer=2, n_head=3, n_positions=96)
     theirs = randomised(transformers.GPT2LMHeadModel(config))
     theirs.save_pretrained(tmp_path)
-    loaded = Loaded(load(tmp_path).model, tokeniser, tokeniser)
-    how = Prompting(template="Q: {text} A: {label}\n")
-    solved = [Labelled(f"a day of {n}", f"g:{n}", label=LABELS[n]) for n in range(shown)]
-    asked = [Labelled(text, text) for text in ("It was fine", "a", "It was a day, not a fine day at all")]
-    found = answer(loaded, asked, LABELS, solved, how)
-    before = "".join(map(how.solved, solved))
+    loaded = ModelBundle(load(tmp_path).model, tokeniser, tokeniser)
+    how = PromptConfig(template="Q: {text} A: {label}\n")
+    solved = [TextExample(f"a day of {n}", f"g:{n}", label=LABELS[n]) for n in range(shown)]
+    asked = [TextExample(text, text) for text in ("It was fine", "a", "It was a day, not a fine day at all")]
+    found = predict_with_prompt(loaded, asked, LABELS, solved, how)
+    before = "".join(map(how.render_demonstration, solved))
     for example, one in zip(asked, found, strict=True):
-        prompt = tokeniser.encode(before + how.question(example))
+        prompt = tokeniser.encode(before + how.render_query(example))
         for label in LABELS:
-            whole = torch.tensor([tokeniser.encode(before + how.question(example) + how.said(label))])
+            whole = torch.tensor([tokeniser.encode(before + how.render_query(example) + how.label_text(label))])
             labels = whole.clone()
             labels[:, : len(prompt)] = -100  # not counted
             with torch.no_grad():

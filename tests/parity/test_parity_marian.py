@@ -21,10 +21,10 @@ from both import (
     randomised,
 )
 
-from qkv import weights
+from qkv import checkpoints
+from qkv.checkpoints import load
 from qkv.errors import InputError
 from qkv.nn import Ragged
-from qkv.weights import load
 
 ODD: dict[str, Any] = {
     "vocab_size": 31,
@@ -95,7 +95,7 @@ def test_the_body_equals_theirs_and_goes_out_and_in(tmp_path: Path, changes: dic
     both = make(tmp_path, changes, "Model")
     check_logits(both)
     check_own_round_trip(both, tmp_path / "own")
-    weights.save(both.ours, tmp_path / "again", "huggingface")  # theirs writes its sinusoids too, ours leaves them out
+    checkpoints.save(both.ours, tmp_path / "again", "huggingface")  # theirs writes its sinusoids too, ours leaves them out
     both.theirs, info = transformers.MarianModel.from_pretrained(tmp_path / "again", output_loading_info=True)
     assert {name.rpartition(".embed_positions")[1] for name in info["missing_keys"]} <= {".embed_positions"}
     assert not info["unexpected_keys"]
@@ -135,8 +135,8 @@ def test_a_config_as_it_is_given_away_is_read(tmp_path: Path) -> None:
 
 def test_the_padding_token_begins_a_target_and_is_never_written(tmp_path: Path) -> None:
     both = make(tmp_path, {})
-    assert (both.ours.model.spec.start, both.ours.model.spec.never) == (29, (29,))
-    weights.save(both.ours, tmp_path / "again", "huggingface")
+    assert (both.ours.model.spec.bos_id, both.ours.model.spec.suppress_tokens) == (29, (29,))
+    checkpoints.save(both.ours, tmp_path / "again", "huggingface")
     again = transformers.MarianMTModel.from_pretrained(tmp_path / "again")
     assert again.generation_config.bad_words_ids == [[29]]
     assert again.generation_config.renormalize_logits
@@ -159,6 +159,6 @@ def test_a_decoder_alone_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_the_size_is_that_of_the_checkpoints_that_are_given_away() -> None:
     from qkv.families import marian
-    from qkv.nn.model import hollow
+    from qkv.nn.model import build_on_meta
 
-    assert sum(p.numel() for p in hollow(marian.spec(marian.SIZES["opus"])).parameters()) == 73_886_208
+    assert sum(p.numel() for p in build_on_meta(marian.make_spec(marian.PRESETS["opus"])).parameters()) == 73_886_208

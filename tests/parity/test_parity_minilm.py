@@ -35,15 +35,15 @@ def theirs(sentences: list[str]) -> Any:
 
 
 @pytest.fixture(scope="module")
-def ours() -> qkv.Loaded:
+def ours() -> qkv.ModelBundle:
     return qkv.load(FOLDER)
 
 
-def test_nothing_of_the_checkpoint_is_left_out_or_made_up(ours: qkv.Loaded) -> None:
-    assert (ours.fresh, ours.unused) == ((), ())
+def test_nothing_of_the_checkpoint_is_left_out_or_made_up(ours: qkv.ModelBundle) -> None:
+    assert (ours.missing_keys, ours.unexpected_keys) == ((), ())
 
 
-def test_sentence_vectors_equal_theirs(ours: qkv.Loaded, theirs: Any, sentences: list[str]) -> None:
+def test_sentence_vectors_equal_theirs(ours: qkv.ModelBundle, theirs: Any, sentences: list[str]) -> None:
     batch, found = theirs
     mask = batch["attention_mask"][..., None].float()
     mean = (found.last_hidden_state * mask).sum(1) / mask.sum(1)
@@ -56,7 +56,7 @@ def test_sentence_vectors_equal_theirs(ours: qkv.Loaded, theirs: Any, sentences:
 
 
 def test_the_last_four_layers_summed_or_joined_equal_theirs(
-    ours: qkv.Loaded, theirs: Any, sentences: list[str]
+    ours: qkv.ModelBundle, theirs: Any, sentences: list[str]
 ) -> None:
     batch, found = theirs
     last = found.hidden_states[-4:]
@@ -66,20 +66,20 @@ def test_the_last_four_layers_summed_or_joined_equal_theirs(
             assert float((vector - row[mask.bool()]).abs().max()) <= 5e-5  # sums of four numbers around 5
 
 
-def test_the_pooler_equals_theirs(ours: qkv.Loaded, theirs: Any, sentences: list[str]) -> None:
-    frames = ours.source.frame_batch(sentences)
+def test_the_pooler_equals_theirs(ours: qkv.ModelBundle, theirs: Any, sentences: list[str]) -> None:
+    frames = ours.source_tokenizer.encode_plus_batch(sentences)
     source = qkv.Ragged.pack([torch.tensor(frame.ids) for frame in frames])
     with torch.no_grad():
         assert float((ours.model(source) - theirs[1].pooler_output).abs().max()) <= 1e-5
 
 
-def test_sentences_that_mean_the_same_lie_closer_than_others(ours: qkv.Loaded) -> None:
+def test_sentences_that_mean_the_same_lie_closer_than_others(ours: qkv.ModelBundle) -> None:
     texts = ["A man is eating food.", "Someone has a meal.", "The stock market fell sharply today."]
-    one, same, other = qkv.embed(ours, texts, unit=True)
+    one, same, other = qkv.embed(ours, texts, normalize=True)
     assert float(one @ same) > 0.5 > float(one @ other) + 0.3
 
 
-def test_out_and_in_again_gives_equal_bytes(ours: qkv.Loaded, tmp_path: Path) -> None:
+def test_out_and_in_again_gives_equal_bytes(ours: qkv.ModelBundle, tmp_path: Path) -> None:
     qkv.save(ours, tmp_path, "huggingface")
     from safetensors.torch import load_file
 

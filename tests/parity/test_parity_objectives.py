@@ -12,17 +12,17 @@ import transformers
 from both import Both, check_gradients, randomised
 from torch import Tensor
 
-from qkv.data.chance import Chance, Pieces
-from qkv.data.corruption import Masking
-from qkv.data.spans import Spans
+from qkv.data.noise.noising import MLMConfig
+from qkv.data.noise.span_corruption import SpanCorruptionConfig
+from qkv.data.rng import CounterRNG, PackedChunks
 from qkv.nn import Ragged
-from qkv.objectives import causal, denoise, masked, span
-from qkv.objectives.term import mean
-from qkv.text.marks import Marks
+from qkv.objectives import clm, denoising, mlm, span_corruption
+from qkv.objectives.loss import combine_losses
+from qkv.tokenization.vocab_tables import VocabTables
 
 VOCABULARY = 41
 SENTINELS = tuple(range(40, 30, -1))
-CHANCE = Chance(6, 2)
+CHANCE = CounterRNG(6, 2)
 IGNORED = -100  # what stands in their labels where nothing is asked for
 ODD = {"vocab_size": VOCABULARY}
 BERT = ODD | {"hidden_size": 35, "num_hidden_layers": 3, "num_attention_heads": 5, "intermediate_size": 51}
@@ -32,15 +32,15 @@ BART = ODD | {"d_model": 35, "encoder_layers": 2, "decoder_layers": 3, "max_posi
 BART |= {"encoder_attention_heads": 5, "decoder_attention_heads": 7, "encoder_ffn_dim": 51, "decoder_ffn_dim": 33}
 
 
-def marks() -> Marks:
+def marks() -> VocabTables:
     special = np.zeros(VOCABULARY, dtype=bool)
     special[[*range(5), *SENTINELS]] = True
-    return Marks(special, mask=4, stops=np.arange(VOCABULARY) == 10, sentinels=SENTINELS)
+    return VocabTables(special, mask_id=4, is_sentence_end=np.arange(VOCABULARY) == 10, sentinel_ids=SENTINELS)
 
 
-def text(lengths: tuple[int, ...] = (9, 2, 14, 5)) -> Pieces:
+def text(lengths: tuple[int, ...] = (9, 2, 14, 5)) -> PackedChunks:
     ids = np.random.default_rng(1).integers(5, 31, sum(lengths))
-    return Pieces.of(ids, lengths, np.arange(len(lengths)))
+    return PackedChunks.from_arrays(ids, lengths, np.arange(len(lengths)))
 
 
 def make(tmp_path: Path, name: str, config: Any) -> Both:
@@ -48,7 +48,7 @@ def make(tmp_path: Path, name: str, config: Any) -> Both:
 
 
 def padded(run: Ragged) -> dict[str, Tensor]:
-    return {"input_ids": run.to_padded().long(), "attention_mask": run.layout.real().long()}
+    return {"input_ids": run.to_padded().long(), "attention_mask": run.layout.valid_mask().long()}
 
 
 def check(both: Both, ours: Tensor, theirs: Tensor) -> None:
@@ -56,40 +56,40 @@ def check(both: Both, ours: Tensor, theirs: Tensor) -> None:
     check_gradients(both, lambda: ours.view(1), lambda: theirs.view(1))
 
 
-def asked(batch: masked.Inputs) -> Tensor:
+def asked(batch: mlm.Inputs) -> Tensor:
     """Labels as theirs come.  # [B, longest]"""
     labels = torch.full_like(batch.source.values, IGNORED)
-    labels[batch.at] = batch.labels
-    return batch.source.like(labels).to_padded(IGNORED).long()
+    labels[batch.positions] = batch.labels
+    return batch.source.with_values(labels).to_padded(IGNORED).long()
 
 
 def test_the_masked_loss_is_theirs(tmp_path: Path) -> None:
     both = make(tmp_path, "BertForMaskedLM", transformers.BertConfig(**BERT))
-    batch = masked.prepare(text(), marks(), CHANCE, Masking(rate=0.4))
+    batch = mlm.make_inputs(text(), marks(), CHANCE, MLMConfig(mask_prob=0.4))
     theirs = both.theirs(**padded(batch.source), labels=asked(batch)).loss
-    check(both, mean([(masked.loss(both.ours.model, batch),)]), theirs)
+    check(both, combine_losses([(mlm.loss(both.ours.model, batch),)]), theirs)
 
 
 def test_the_two_losses_of_pretraining_are_theirs(tmp_path: Path) -> None:
     both = make(tmp_path, "BertForPreTraining", transformers.BertConfig(**BERT))
     pieces, follows = text(), torch.tensor([True, False, False, True])
     segments = torch.from_numpy((np.arange(len(pieces.ids)) % 5 > 2).astype(np.int64))
-    batch = masked.prepare(pieces, marks(), CHANCE, Masking(rate=0.4), segments=segments, follows=follows)
+    batch = mlm.make_inputs(pieces, marks(), CHANCE, MLMConfig(mask_prob=0.4), segments=segments, is_next=follows)
     theirs = both.theirs(
         **padded(batch.source),
-        token_type_ids=batch.source.like(segments).to_padded().long(),
+        token_type_ids=batch.source.with_values(segments).to_padded().long(),
         labels=asked(batch),
         next_sentence_label=(~follows).long(),  # 0: the second sentence follows
     ).loss
-    check(both, mean([masked.losses(both.ours.model, batch)]), theirs)
+    check(both, combine_losses([mlm.mlm_and_nsp_losses(both.ours.model, batch)]), theirs)
 
 
 def test_the_causal_loss_is_theirs(tmp_path: Path) -> None:
     both = make(tmp_path, "GPT2LMHeadModel", transformers.GPT2Config(**GPT2))
     pieces = text()
-    run = Ragged.of(torch.from_numpy(pieces.ids), pieces.lengths.tolist())
+    run = Ragged.from_lengths(torch.from_numpy(pieces.ids), pieces.lengths.tolist())
     theirs = both.theirs(**padded(run), labels=run.to_padded(IGNORED).long()).loss
-    check(both, mean([(causal.loss(both.ours.model, causal.prepare(pieces)),)]), theirs)
+    check(both, combine_losses([(clm.loss(both.ours.model, clm.make_inputs(pieces)),)]), theirs)
 
 
 @pytest.mark.parametrize("name", ["T5", "Bart"])
@@ -98,9 +98,9 @@ def test_the_loss_of_restoring_is_theirs(tmp_path: Path, name: str) -> None:
     both = make(tmp_path, f"{name}ForConditionalGeneration", config)
     spec = both.ours.model.spec
     if name == "T5":
-        batch = span.prepare(text(), marks(), CHANCE, Spans(rate=0.3, mean=2), model=spec)
+        batch = span_corruption.make_inputs(text(), marks(), CHANCE, SpanCorruptionConfig(noise_density=0.3, mean_noise_span_length=2), model=spec)
     else:
-        batch = denoise.prepare(text(), marks(), CHANCE, model=spec)
-    labels = batch.target.like(batch.labels).to_padded(IGNORED).long()  # they open the target themselves
+        batch = denoising.make_inputs(text(), marks(), CHANCE, model=spec)
+    labels = batch.target.with_values(batch.labels).to_padded(IGNORED).long()  # they open the target themselves
     theirs = both.theirs(**padded(batch.source), labels=labels).loss
-    check(both, mean([(denoise.loss(both.ours.model, batch),)]), theirs)
+    check(both, combine_losses([(denoising.loss(both.ours.model, batch),)]), theirs)

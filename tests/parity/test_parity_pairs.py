@@ -12,9 +12,9 @@ import transformers
 sys.path.append(str(Path(__file__).parents[1] / "unit" / "train"))
 from sentences import framed, pretrained
 
-from qkv.data.pair import Example
-from qkv.evaluate import reference_loss
-from qkv.weights import load, save
+from qkv.checkpoints import load, save
+from qkv.data.pair import SourceWithReferences
+from qkv.metrics import reference_loss
 
 CLASSES = {"t5": "T5ForConditionalGeneration", "bart": "BartForConditionalGeneration", "marian": "MarianMTModel"}
 
@@ -25,8 +25,8 @@ def test_the_loss_of_a_pair_equals_theirs_for_the_tokenised_source_and_labels(tm
     save(loaded, tmp_path / "theirs", "huggingface")
     theirs = getattr(transformers, CLASSES[family]).from_pretrained(tmp_path / "theirs").eval()
     for source, target in (("a man sees.", "ein Mann sieht."), ("old „Café“", "alt „Kaffee“ rennt ein Hund")):
-        given = torch.tensor([framed(loaded.source, source)])
-        labels = torch.tensor([framed(loaded.target, target)])
+        given = torch.tensor([framed(loaded.source_tokenizer, source)])
+        labels = torch.tensor([framed(loaded.target_tokenizer, target)])
         with torch.no_grad():
             right = float(theirs(given, labels=labels).loss)
-        assert reference_loss(loaded, [Example(source, (target,), "here")]) == pytest.approx(right, rel=1e-4)
+        assert reference_loss(loaded, [SourceWithReferences(source, (target,), "here")]) == pytest.approx(right, rel=1e-4)

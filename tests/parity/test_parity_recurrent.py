@@ -9,27 +9,27 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from qkv import spec
 from qkv.nn import Ragged
-from qkv.nn.recurrent import Recurrent, RecurrentDecoder
-from qkv.nn.stack import Encoded
+from qkv.nn.recurrent import RecurrentDecoder, RecurrentEncoder
+from qkv.nn.stack import EncoderOutput
 
 CELLS = {"lstm": nn.LSTM, "gru": nn.GRU}
 SIZES = [4, 9, 1, 7]
 
 
 def ragged(width: int) -> Ragged:
-    return Ragged.of(torch.randn(sum(SIZES), width), SIZES)
+    return Ragged.from_lengths(torch.randn(sum(SIZES), width), SIZES)
 
 
-def encoders(cell: str, layers: int, bidirectional: bool) -> tuple[nn.RNNBase, Recurrent]:
+def encoders(cell: str, layers: int, bidirectional: bool) -> tuple[nn.RNNBase, RecurrentEncoder]:
     theirs = CELLS[cell](7, 5, layers, bidirectional=bidirectional, batch_first=True)
-    ours = Recurrent(spec.Recurrent(width=7, hidden=5, cell=cell, layers=layers, bidirectional=bidirectional))
+    ours = RecurrentEncoder(spec.RecurrentEncoder(d_model=7, hidden_size=5, cell=cell, layers=layers, bidirectional=bidirectional))
     with torch.no_grad():
         for their, our in pairs(theirs, ours):
             our.copy_(their)
     return theirs, ours
 
 
-def pairs(theirs: nn.RNNBase, ours: Recurrent) -> list[tuple[Tensor, Tensor]]:
+def pairs(theirs: nn.RNNBase, ours: RecurrentEncoder) -> list[tuple[Tensor, Tensor]]:
     """Theirs holds all layers in one module, ours each in its own."""
     return [
         (getattr(theirs, name.replace("_l0", f"_l{n}")), parameter)
@@ -39,10 +39,10 @@ def pairs(theirs: nn.RNNBase, ours: Recurrent) -> list[tuple[Tensor, Tensor]]:
 
 
 def run(theirs: nn.RNNBase, x: Ragged) -> tuple[Tensor, Tensor]:
-    packed = pack_padded_sequence(x.to_padded(), list(x.layout.sizes), batch_first=True, enforce_sorted=False)
+    packed = pack_padded_sequence(x.to_padded(), list(x.layout.lengths_list), batch_first=True, enforce_sorted=False)
     out, final = theirs(packed)
     h = final[0] if isinstance(final, tuple) else final
-    return pad_packed_sequence(out, batch_first=True)[0][x.layout.real()], h
+    return pad_packed_sequence(out, batch_first=True)[0][x.layout.valid_mask()], h
 
 
 @pytest.mark.parametrize("cell", CELLS)
@@ -74,13 +74,13 @@ def test_the_encoders_gradients_equal_torchs(cell: str) -> None:
 @pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize("layers", [1, 3])
 def test_a_decoder_without_attention_equals_torchs_begun_at_the_bridge(cell: str, layers: int) -> None:
-    s = spec.RecurrentDecoder(width=7, memory=6, hidden=5, cell=cell, layers=layers, readout=False)
+    s = spec.RecurrentDecoder(d_model=7, encoder_dim=6, hidden_size=5, cell=cell, layers=layers, readout=False)
     ours, theirs = RecurrentDecoder(s), CELLS[cell](7, 5, layers, batch_first=True)
     for n, own in enumerate(ours.cells):
         for name, parameter in own.named_parameters():
             getattr(theirs, f"{name}_l{n}").data.copy_(parameter.data)
     x, last = ragged(7), torch.randn(len(SIZES), 6)
-    memory = Encoded(ragged(6), last)
+    memory = EncoderOutput(ragged(6), last)
     parts = torch.tanh(ours.bridge(last)).view(len(SIZES), layers, -1, 5).permute(2, 1, 0, 3).contiguous()
     out, _ = theirs(x.to_padded(), (parts[0], parts[1]) if cell == "lstm" else parts[0])
-    torch.testing.assert_close(ours(x, memory).hidden.values, out[x.layout.real()], atol=1e-5, rtol=0)
+    torch.testing.assert_close(ours(x, memory).hidden.values, out[x.layout.valid_mask()], atol=1e-5, rtol=0)

@@ -21,12 +21,12 @@ from both import (
     randomised,
 )
 
+from qkv.checkpoints import load
 from qkv.errors import InputError
 from qkv.families import roberta
+from qkv.families.hf.format import hf_config_from_spec, spec_from_hf_config
 from qkv.nn import Ragged
-from qkv.nn.model import hollow
-from qkv.weights import load
-from qkv.weights.format import read_config, write_config
+from qkv.nn.model import build_on_meta
 
 ODD: dict[str, Any] = {
     "vocab_size": 31,
@@ -101,7 +101,7 @@ def test_captured_maps_equal_eager_attention(tmp_path: Path) -> None:
 def test_segments_are_added_as_theirs_are(tmp_path: Path) -> None:
     both = make(tmp_path, "ForMaskedLM", {})
     source = both.source()
-    segments = source.like(source.layout.positions % 3)
+    segments = source.with_values(source.layout.positions % 3)
     ours = both.ours.model(source, segments.values)
     theirs = both.their_logits(token_type_ids=segments.to_padded().long())
     assert float((ours - theirs).detach().abs().max()) <= NEAR
@@ -110,7 +110,7 @@ def test_segments_are_added_as_theirs_are(tmp_path: Path) -> None:
 def test_multiple_choice_scores_each_choice(tmp_path: Path) -> None:
     both = make(tmp_path, "ForMultipleChoice", {"classifier_dropout": 0.4})
     source = both.source()  # four sequences: two questions of two choices
-    padded, real = source.to_padded(1).long(), source.layout.real().long()
+    padded, real = source.to_padded(1).long(), source.layout.valid_mask().long()
     theirs = both.theirs(padded.view(2, 2, -1), attention_mask=real.view(2, 2, -1)).logits
     assert float((both.ours.model(source).view(2, 2) - theirs).detach().abs().max()) <= NEAR
     assert both.ours.model.spec.head.dropout == both.theirs.dropout.p
@@ -121,7 +121,7 @@ def test_the_body_and_its_pooler_equal_theirs(tmp_path: Path) -> None:
     both = make(tmp_path, "Model", {})
     found, source = both.their_output(), both.source()
     hidden = both.ours.model.encode(source).hidden.values
-    assert float((hidden - found.last_hidden_state[source.layout.real()]).detach().abs().max()) <= NEAR
+    assert float((hidden - found.last_hidden_state[source.layout.valid_mask()]).detach().abs().max()) <= NEAR
     assert float((both.ours.model(source) - found.pooler_output).detach().abs().max()) <= NEAR
     check_own_round_trip(both, tmp_path / "own")
 
@@ -134,10 +134,10 @@ def test_a_body_without_pooler_loads_as_the_body_alone(tmp_path: Path) -> None:
 
 def test_the_table_is_as_long_as_theirs_less_the_rows_up_to_the_paddings(tmp_path: Path) -> None:
     both = make(tmp_path, "ForMaskedLM", {"max_position_embeddings": 9})
-    assert both.ours.model.spec.source.length == 7
-    both.ours.model(Ragged.of(torch.full((7,), 5), [7]))
+    assert both.ours.model.spec.source_embedding.max_length == 7
+    both.ours.model(Ragged.from_lengths(torch.full((7,), 5), [7]))
     with pytest.raises(InputError, match="at most 7"):
-        both.ours.model(Ragged.of(torch.full((8,), 5), [8]))
+        both.ours.model(Ragged.from_lengths(torch.full((8,), 5), [8]))
 
 
 def test_bert_s_other_heads_are_refused_by_name(tmp_path: Path) -> None:
@@ -157,13 +157,13 @@ def test_a_config_that_does_not_say_where_positions_begin_is_refused(tmp_path: P
 
 @pytest.mark.parametrize(("size", "parameters"), [("base", 124_645_632), ("large", 355_359_744)])
 def test_a_size_has_the_published_models_parameters(size: str, parameters: int) -> None:
-    made = roberta.spec(roberta.SIZES[size], head="pooler")
-    assert sum(p.numel() for p in hollow(made).parameters()) == parameters
+    made = roberta.make_spec(roberta.PRESETS[size], head="pooler")
+    assert sum(p.numel() for p in build_on_meta(made).parameters()) == parameters
 
 
 def test_every_default_is_theirs() -> None:
     """A config.json may leave out whatever is at its default."""
-    written, _ = write_config(roberta, read_config(roberta, {}, "config.json", "masked_lm", ("no", "yes")))
+    written, _ = hf_config_from_spec(roberta, spec_from_hf_config(roberta, {}, "config.json", "masked_lm", ("no", "yes")))
     theirs = transformers.RobertaConfig().to_dict()
     for key in written.keys() - {"architectures", "dtype", "position_embedding_type"}:
         assert written[key] == theirs[key], key

@@ -23,12 +23,12 @@ from torch import nn
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from qkv import spec
+from qkv.checkpoints import ModelBundle, load, save
 from qkv.errors import InputError
 from qkv.families import t5
 from qkv.nn import Encoder, Ragged
-from qkv.nn.model import hollow
-from qkv.nn.position import Relative
-from qkv.weights import Loaded, load, save
+from qkv.nn.model import build_on_meta
+from qkv.nn.position import RelativePositionBias
 
 ODD: dict[str, Any] = {
     "vocab_size": 31,
@@ -91,7 +91,7 @@ class Classifier(Both):
 
     def their_output(self, **options: Any) -> Any:
         source = self.source()
-        padded, real = source.to_padded(0).long(), source.layout.real().long()
+        padded, real = source.to_padded(0).long(), source.layout.valid_mask().long()
         return self.theirs(input_ids=padded, attention_mask=real, **options)
 
 
@@ -133,10 +133,10 @@ def test_captured_maps_equal_eager_attention(tmp_path: Path) -> None:
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(("buckets", "distance"), [(32, 128), (8, 64), (6, 7), (33, 100)])
 def test_buckets_equal_theirs_at_every_distance(buckets: int, distance: int, causal: bool) -> None:
-    relative = Relative(spec.Relative(buckets=buckets, distance=distance), 1, causal)
+    relative = RelativePositionBias(spec.RelativePositionBias(num_buckets=buckets, max_distance=distance), 1, causal)
     places = torch.arange(-2000, 2001)[None]
     theirs = T5Attention._relative_position_bucket(places, not causal, buckets, distance)
-    assert torch.equal(relative.bucket(places), theirs)
+    assert torch.equal(relative.compute_bucket(places), theirs)
 
 
 def rewritten(both: Both, drop: tuple[str, ...] = (), **values: Any) -> Path:
@@ -149,7 +149,7 @@ def test_a_1_1_config_of_before_transformers_5_is_untied_and_unscaled(tmp_path: 
     both = make(tmp_path, GENERATION, GATED)
     derived = ("scale_decoder_outputs", "dense_act_fn", "is_gated_act")
     both.ours = load(rewritten(both, derived, tie_word_embeddings=False))
-    assert both.ours.model.spec.head == spec.Head(kind="lm", width=26, outputs=31)
+    assert both.ours.model.spec.head == spec.Head(kind="lm", d_model=26, num_outputs=31)
     check_logits(both)
 
 
@@ -162,7 +162,7 @@ def test_tie_and_scale_are_read_apart_and_written_again(tmp_path: Path, tied: bo
     both.ours = load(both.folder)
     head = both.ours.model.spec.head
     assert head is not None
-    assert (head.tied, head.scale == 1.0) == (tied, not scaled)
+    assert (head.tie_embeddings, head.input_scale == 1.0) == (tied, not scaled)
     check_logits(both)
     check_round_trip(both, tmp_path / "again")
 
@@ -182,8 +182,8 @@ def test_the_encoder_of_a_whole_model_may_be_loaded_alone(tmp_path: Path) -> Non
     both = make(tmp_path, GENERATION, {})
     loaded = load(both.folder, head="encoder")
     assert isinstance(loaded.model, Encoder)
-    assert not loaded.fresh
-    assert any(name.startswith("decoder.") for name in loaded.unused)
+    assert not loaded.missing_keys
+    assert any(name.startswith("decoder.") for name in loaded.unexpected_keys)
     source = both.source()
     whole = both.ours.model.encode(source).hidden.values
     torch.testing.assert_close(loaded.model(source), whole)
@@ -196,15 +196,15 @@ def test_an_unknown_activation_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_a_gate_by_the_exact_gelu_is_not_written_as_theirs(tmp_path: Path) -> None:
-    shape = spec.replace(t5.SIZES["small"], width=8, heads=2, layers=1, hidden=8, gated=True, activation="gelu")
-    model = hollow(t5.spec(shape, source=9, target=9))
+    shape = spec.replace(t5.PRESETS["small"], width=8, heads=2, layers=1, hidden=8, gated=True, activation="gelu")
+    model = build_on_meta(t5.make_spec(shape, source_vocab_size=9, target_vocab_size=9))
     with pytest.raises(InputError, match="exact GELU"):
-        save(Loaded(model), tmp_path, "huggingface")
+        save(ModelBundle(model), tmp_path, "huggingface")
     assert not list(tmp_path.iterdir())
 
 
 def test_sizes_are_those_of_the_checkpoints() -> None:
-    counts = {name: sum(p.numel() for p in hollow(t5.spec(shape)).parameters()) for name, shape in t5.SIZES.items()}
+    counts = {name: sum(p.numel() for p in build_on_meta(t5.make_spec(shape)).parameters()) for name, shape in t5.PRESETS.items()}
     assert counts == {
         "small": 60_506_624,
         "base": 222_903_552,

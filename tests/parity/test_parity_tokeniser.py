@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer as HFTokenizer
+from tokenizers import models, pre_tokenizers, trainers
 
 from qkv import families
-from qkv.text.huggingface import read_tokenisers, write_tokenisers
-from qkv.text.tokeniser import Tokeniser
+from qkv.tokenization.hf import load_tokenizers, save_tokenizers
+from qkv.tokenization.tokenizer import Tokenizer
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -98,7 +99,7 @@ def wordpieces(folder: Path, **options: object) -> None:
 
 
 def merges(folder: Path, specials: list[str], model_type: str, *, suffix: str | None = None) -> None:
-    tokenizer = Tokenizer(models.BPE(end_of_word_suffix=suffix, unk_token="<unk>") if suffix else models.BPE())
+    tokenizer = HFTokenizer(models.BPE(end_of_word_suffix=suffix, unk_token="<unk>") if suffix else models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer() if suffix else pre_tokenizers.ByteLevel(False)
     trainer = trainers.BpeTrainer(
         vocab_size=400,
@@ -166,9 +167,9 @@ class Both:
         self.fast = bool(self.reference.is_fast)
 
 
-def read(name: str, folder: Path) -> tuple[Tokeniser, Tokeniser]:
+def read(name: str, folder: Path) -> tuple[Tokenizer, Tokenizer]:
     """As a model of the family would be loaded with it."""
-    found = read_tokenisers(folder, families.family(name.split("-")[0]).TEMPLATE, families.templates())
+    found = load_tokenizers(folder, families.get_family(name.split("-")[0]).TEMPLATE, families.tokenizer_templates())
     assert found is not None
     return found
 
@@ -200,18 +201,18 @@ def both(request: pytest.FixtureRequest, folders: dict[tuple[str, str], Path]) -
 @pytest.mark.parametrize("text", TEXTS)
 def test_ids_of_a_text_are_equal(both: Both, text: str) -> None:
     assert both.source.encode(text) == both.reference(text, add_special_tokens=False).input_ids
-    assert both.source.frame(text).ids == both.reference(text).input_ids
+    assert both.source.encode_plus(text).ids == both.reference(text).input_ids
 
 
 @pytest.mark.parametrize("pair", PAIRS)
 def test_ids_and_segments_of_a_pair_are_equal(both: Both, pair: tuple[str, str]) -> None:
     # a batch, because a lone empty pair is no pair in transformers
     theirs = both.reference([pair[0]], [pair[1]], return_token_type_ids=both.fast)
-    ours = both.source.frame(*pair)
+    ours = both.source.encode_plus(*pair)
     assert ours.ids == theirs.input_ids[0]
-    assert both.source.frame_batch([pair, pair[0]]) == [ours, both.source.frame(pair[0])]
+    assert both.source.encode_plus_batch([pair, pair[0]]) == [ours, both.source.encode_plus(pair[0])]
     if both.fast:
-        assert ours.segments == theirs.token_type_ids[0]
+        assert ours.token_type_ids == theirs.token_type_ids[0]
 
 
 def test_spans_words_and_parts_are_equal(both: Both) -> None:
@@ -219,22 +220,22 @@ def test_spans_words_and_parts_are_equal(both: Both) -> None:
         pytest.skip("transformers has no spans for Marian")
     inputs = [*((text, "the dog") for text in TEXTS), *PAIRS]
     theirs = both.reference(*map(list, zip(*inputs, strict=True)), return_offsets_mapping=True)
-    for number, ours in enumerate(both.source.frame_batch(inputs)):
+    for number, ours in enumerate(both.source.encode_plus_batch(inputs)):
         assert ours.offsets == theirs.offset_mapping[number]
-        assert ours.words == theirs.word_ids(number)
-        assert ours.parts == theirs.sequence_ids(number)
+        assert ours.word_ids == theirs.word_ids(number)
+        assert ours.sequence_ids == theirs.sequence_ids(number)
 
 
 def test_special_tokens_in_a_text_are_recognised_on_request(both: Both) -> None:
     text = MARKED[both.kind]
-    assert both.source.frame(text, special=True).ids == both.reference(text).input_ids
-    assert both.source.frame(text, text, special=True).ids == both.reference(text, text).input_ids
+    assert both.source.encode_plus(text, parse_special_tokens=True).ids == both.reference(text).input_ids
+    assert both.source.encode_plus(text, text, parse_special_tokens=True).ids == both.reference(text, text).input_ids
 
 
 def test_special_tokens_in_a_text_are_characters_by_default(both: Both) -> None:
     text = MARKED[both.kind]
     ids = both.source.encode(text)
-    assert not set(ids) & {number for role, number in both.source.roles.items() if role != "unk"}
+    assert not set(ids) & {number for role, number in both.source.special_ids.items() if role != "unk"}
     if both.kind != "t5":  # transformers recognises them in a unigram vocabulary, whatever it is told
         assert ids == both.reference(text, add_special_tokens=False, split_special_tokens=True).input_ids
 
@@ -245,38 +246,38 @@ def test_given_words_are_read_as_transformers_reads_them(both: Both) -> None:
     theirs = transformers.AutoTokenizer.from_pretrained(both.folder, **spaced)
     for given in ((words, None), (words, pair)):
         found = theirs(*given, is_split_into_words=True)
-        ours = both.source.frame_words(*given)
+        ours = both.source.encode_pretokenized(*given)
         assert ours.ids == found.input_ids
         if both.fast:
-            assert ours.words == found.word_ids()
-            assert ours.parts == found.sequence_ids()
+            assert ours.word_ids == found.word_ids()
+            assert ours.sequence_ids == found.sequence_ids()
 
 
 def test_decoded_text_is_equal(both: Both) -> None:
-    for ids in (both.source.frame(text).ids for text in TEXTS):
+    for ids in (both.source.encode_plus(text).ids for text in TEXTS):
         assert both.source.decode(ids) == both.reference.decode(ids, skip_special_tokens=True)
 
 
 def test_roles_are_the_special_tokens_of_transformers(both: Both) -> None:
     ours, theirs = both.source, both.reference
-    assert (ours.start, ours.end) == (theirs.bos_token_id, theirs.eos_token_id)
-    assert (ours.pad, ours.mask) == (theirs.pad_token_id, theirs.mask_token_id)
-    assert (ours.cls, ours.sep) == (theirs.cls_token_id, theirs.sep_token_id)
-    assert ours.unk == (None if both.kind == "gpt2" else theirs.unk_token_id)
-    assert ours.size == len(theirs)
+    assert (ours.bos_id, ours.eos_id) == (theirs.bos_token_id, theirs.eos_token_id)
+    assert (ours.pad_id, ours.mask_id) == (theirs.pad_token_id, theirs.mask_token_id)
+    assert (ours.cls_id, ours.sep_id) == (theirs.cls_token_id, theirs.sep_token_id)
+    assert ours.unk_id == (None if both.kind == "gpt2" else theirs.unk_token_id)
+    assert ours.vocab_size == len(theirs)
 
 
 def test_a_folder_whose_family_nobody_names_is_read_alike(both: Both) -> None:
-    found = read_tokenisers(both.folder, None, families.templates())
+    found = load_tokenizers(both.folder, None, families.tokenizer_templates())
     assert found is not None
-    assert (found[0].roles, found[0].size) == (both.source.roles, both.source.size)
+    assert (found[0].special_ids, found[0].vocab_size) == (both.source.special_ids, both.source.vocab_size)
     for text in (*TEXTS, MARKED[both.kind]):
-        assert found[0].frame(text, "the") == both.source.frame(text, "the")
-        assert found[0].frame(text, special=True) == both.source.frame(text, special=True)
+        assert found[0].encode_plus(text, "the") == both.source.encode_plus(text, "the")
+        assert found[0].encode_plus(text, parse_special_tokens=True) == both.source.encode_plus(text, parse_special_tokens=True)
 
 
 def test_what_is_written_is_what_transformers_reads(both: Both, tmp_path: Path) -> None:
-    write_tokenisers(tmp_path, both.source, both.target)
+    save_tokenizers(tmp_path, both.source, both.target)
     for name, content in both.source.files.items():
         assert (tmp_path / name).read_bytes() == content == (both.folder / name).read_bytes()
     without_config = reference(tmp_path)
@@ -292,11 +293,11 @@ def test_what_is_written_is_what_transformers_reads(both: Both, tmp_path: Path) 
 
 def test_saved_and_pickled_tokenisers_are_the_same(both: Both, tmp_path: Path) -> None:
     both.source.save(tmp_path / "one.json")
-    for copy in (Tokeniser.load(tmp_path / "one.json"), pickle.loads(pickle.dumps(both.source))):
-        assert (copy.roles, copy.files, copy.size) == (both.source.roles, both.source.files, both.source.size)
+    for copy in (Tokenizer.load(tmp_path / "one.json"), pickle.loads(pickle.dumps(both.source))):
+        assert (copy.special_ids, copy.files, copy.vocab_size) == (both.source.special_ids, both.source.files, both.source.vocab_size)
         for text in (*TEXTS, MARKED[both.kind]):
-            assert copy.frame(text, "the") == both.source.frame(text, "the")
-            assert copy.frame(text, special=True) == both.source.frame(text, special=True)
+            assert copy.encode_plus(text, "the") == both.source.encode_plus(text, "the")
+            assert copy.encode_plus(text, special=True) == both.source.encode_plus(text, parse_special_tokens=True)
         assert copy.decode(copy.encode("the cat")) == both.source.decode(both.source.encode("the cat"))
 
 
@@ -307,7 +308,7 @@ def translator(request: pytest.FixtureRequest, folders: dict[tuple[str, str], Pa
 
 @pytest.mark.parametrize("text", [*TEXTS, "die Katze läuft langsam, schön."])
 def test_marian_targets_are_cut_and_joined_by_the_targets_model(translator: Both, text: str) -> None:
-    ids = translator.target.frame(text).ids
+    ids = translator.target.encode_plus(text).ids
     assert ids == translator.reference(text_target=text).input_ids
     joined = translator.reference.decode(ids, skip_special_tokens=True, use_source_tokenizer=False)
     assert translator.target.decode(ids) == joined
@@ -315,21 +316,21 @@ def test_marian_targets_are_cut_and_joined_by_the_targets_model(translator: Both
 
 @pytest.mark.parametrize("text", [">>fra<< the cat", ">>deu<<the", ">>xyz<< the", "the >>fra<< a", ">>fra the", ">><<"])
 def test_marian_reads_the_target_language_before_a_source(translator: Both, text: str) -> None:
-    ours = translator.source.frame(text)
+    ours = translator.source.encode_plus(text)
     assert ours.ids == translator.reference(text).input_ids
     assert translator.source.encode(text) == ours.ids[:-1]
-    assert (translator.source.id(">>fra<<") in ours.ids) == text.startswith(">>fra<<")
+    assert (translator.source.token_to_id(">>fra<<") in ours.ids) == text.startswith(">>fra<<")
 
 
 def test_a_marian_pair_survives_its_two_files_and_is_written_back(translator: Both, tmp_path: Path) -> None:
     for side in ("source", "target"):
         getattr(translator, side).save(tmp_path / f"{side}.json")
-    copies = [Tokeniser.load(tmp_path / f"{side}.json") for side in ("source", "target")]
-    write_tokenisers(tmp_path / "folder", *copies)
+    copies = [Tokenizer.load(tmp_path / f"{side}.json") for side in ("source", "target")]
+    save_tokenizers(tmp_path / "folder", *copies)
     again = reference(tmp_path / "folder")
     text = "die Katze 漢字 läuft"
     assert again(text_target=text).input_ids == translator.reference(text_target=text).input_ids
-    assert copies[1].frame(text) == translator.target.frame(text)
+    assert copies[1].encode_plus(text) == translator.target.encode_plus(text)
 
 
 def test_marian_with_a_vocabulary_for_each_side_uses_both(folders: dict[tuple[str, str], Path], tmp_path: Path) -> None:
@@ -341,7 +342,7 @@ def test_marian_with_a_vocabulary_for_each_side_uses_both(folders: dict[tuple[st
     for text in ("the cat", "die Katze läuft"):
         assert both.source.encode(text) == both.reference(text, add_special_tokens=False).input_ids
         assert both.target.encode(text) == both.reference(text_target=text, add_special_tokens=False).input_ids
-    write_tokenisers(tmp_path / "out", both.source, both.target)
+    save_tokenizers(tmp_path / "out", both.source, both.target)
     assert (tmp_path / "out" / "target_vocab.json").read_bytes() == (tmp_path / "target_vocab.json").read_bytes()
 
 
@@ -381,9 +382,9 @@ def test_added_tokens_have_the_ids_that_the_folder_gives_them(form: str, tmp_pat
         folder = tmp_path / "saved"
     ours, theirs = read("gpt2", folder)[0], reference(folder)
     for text in ("a newword newwords [PAD]", *TEXTS):
-        assert ours.frame(text, special=True).ids == theirs(text).input_ids
-    assert ours.encode("newword") == [ours.size - 1]
-    assert (ours.pad, ours.end, ours.size) == (theirs.pad_token_id, theirs.eos_token_id, len(theirs))
+        assert ours.encode_plus(text, parse_special_tokens=True).ids == theirs(text).input_ids
+    assert ours.encode("newword") == [ours.vocab_size - 1]
+    assert (ours.pad_id, ours.eos_id, ours.vocab_size) == (theirs.pad_token_id, theirs.eos_token_id, len(theirs))
 
 
 @pytest.mark.parametrize(
@@ -397,4 +398,4 @@ def test_an_option_of_the_class_wins_over_tokenizer_json(
     put(tmp_path, tokenizer_config={**config, **option})
     both = Both(name, tmp_path)
     for text in TEXTS:
-        assert both.source.frame(text).ids == both.reference(text).input_ids
+        assert both.source.encode_plus(text).ids == both.reference(text).input_ids

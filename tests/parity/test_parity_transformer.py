@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from qkv.families import family
+from qkv.families import get_family
 from qkv.nn import EncoderDecoder, Ragged, build
 
-transformer = family("transformer")
+transformer = get_family("transformer")
 WIDTH, HEADS, HIDDEN, VOCABULARY = 35, 5, 51, 17
-SOURCE = Ragged.of(torch.arange(18) * 7 % VOCABULARY, [4, 9, 1, 4])
-TARGET = Ragged.of(torch.arange(16) * 5 % VOCABULARY, [6, 2, 7, 1])
+SOURCE = Ragged.from_lengths(torch.arange(18) * 7 % VOCABULARY, [4, 9, 1, 4])
+TARGET = Ragged.from_lengths(torch.arange(16) * 5 % VOCABULARY, [6, 2, 7, 1])
 
 Tied = tuple[nn.Parameter, slice, nn.Parameter]  # theirs, the rows of it, ours
 
@@ -92,11 +92,11 @@ def their_logits(theirs: nn.Transformer, source: Tensor, target: Tensor) -> Tens
         embedded(source, src),
         embedded(target, tgt),
         tgt_mask=ahead,
-        src_key_padding_mask=torch.zeros(src.shape).masked_fill(~SOURCE.layout.real(), float("-inf")),
-        memory_key_padding_mask=torch.zeros(src.shape).masked_fill(~SOURCE.layout.real(), float("-inf")),
-        tgt_key_padding_mask=torch.zeros(tgt.shape).masked_fill(~TARGET.layout.real(), float("-inf")),
+        src_key_padding_mask=torch.zeros(src.shape).masked_fill(~SOURCE.layout.valid_mask(), float("-inf")),
+        memory_key_padding_mask=torch.zeros(src.shape).masked_fill(~SOURCE.layout.valid_mask(), float("-inf")),
+        tgt_key_padding_mask=torch.zeros(tgt.shape).masked_fill(~TARGET.layout.valid_mask(), float("-inf")),
     )
-    return out[TARGET.layout.real()] @ target.T
+    return out[TARGET.layout.valid_mask()] @ target.T
 
 
 @dataclass
@@ -132,7 +132,7 @@ def both(request: pytest.FixtureRequest) -> Both:
     with torch.no_grad():
         for their, rows, our in pairs(theirs, ours):
             our.copy_(their[rows])
-    tables = (ours.source.tokens.weight, ours.target.tokens.weight)
+    tables = (ours.source_embedding.tokens.weight, ours.target_embedding.tokens.weight)
     return Both(theirs, ours, *(nn.Parameter(table.detach().clone()) for table in tables))
 
 
@@ -155,8 +155,8 @@ def test_gradients_equal_torch_transformer(both: Both) -> None:
     for logits in both.logits():
         loss(logits).backward()
     found = [(their.grad[rows], our.grad) for their, rows, our in pairs(both.theirs, both.ours)]
-    found.append((both.source.grad, both.ours.source.tokens.weight.grad))
-    found.append((both.target.grad, both.ours.target.tokens.weight.grad))
+    found.append((both.source.grad, both.ours.source_embedding.tokens.weight.grad))
+    found.append((both.target.grad, both.ours.target_embedding.tokens.weight.grad))
     largest = max(float(their.abs().max()) for their, _ in found)
     apart = [float((their - our).norm() / max(float(their.norm()), 1e-3 * largest)) for their, our in found]
     assert max(apart) <= 1e-4

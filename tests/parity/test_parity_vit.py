@@ -25,14 +25,14 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor
 
-from qkv import weights
-from qkv.data.images import PREPROCESSOR
+from qkv import checkpoints
+from qkv.checkpoints.model_folder import unique_state_dict
+from qkv.data.image_processor import PREPROCESSOR
 from qkv.errors import InputError
 from qkv.families import vit
-from qkv.nn.model import hollow
-from qkv.weights.folder import state
-from qkv.weights.format import read_config
-from qkv.weights.rules import Tie, match
+from qkv.families.hf.format import spec_from_hf_config
+from qkv.families.hf.rules import Tie, match_pattern
+from qkv.nn.model import build_on_meta
 
 ODD: dict[str, Any] = {
     "hidden_size": 35,
@@ -96,10 +96,10 @@ def _names_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def renamed(name: str) -> str:
     bare = not name.startswith(("vit.", "classifier."))
-    for rule in vit.BODY:
-        places = match(rule.same, f"vit.{name}" if bare else name) if isinstance(rule, Tie) else None
+    for rule in vit.BACKBONE_RULES:
+        places = match_pattern(rule.duplicate_of, f"vit.{name}" if bare else name) if isinstance(rule, Tie) else None
         if places is not None:
-            return rule.theirs.format(**places).removeprefix("vit." if bare else "")
+            return rule.hf.format(**places).removeprefix("vit." if bare else "")
     return name
 
 
@@ -146,16 +146,16 @@ def test_names_as_in_their_memory_load_like_names_as_in_their_files(kind: str, t
     names = both.theirs.state_dict()
     assert any(".q_proj." in name for name in names)
     save_file({k: t.clone() for k, t in names.items()}, both.folder / "model.safetensors")
-    again = weights.load(both.folder)
+    again = checkpoints.load(both.folder)
     assert again.model.spec == both.ours.model.spec
-    before, after = state(both.ours.model), state(again.model)
+    before, after = unique_state_dict(both.ours.model), unique_state_dict(again.model)
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
     twice = names | {"vit.encoder.layer.0.output.dense.bias": torch.ones(35)}
     twice = twice if kind != "Model" else {k.removeprefix("vit."): t for k, t in twice.items()}
     save_file({k: t.clone() for k, t in twice.items()}, both.folder / "model.safetensors")
     with pytest.raises(InputError, match=r"mlp.fc2.bias' and .*output.dense.bias' are one tensor .* differ"):
-        weights.load(both.folder)
+        checkpoints.load(both.folder)
 
 
 def test_pictures_go_from_files_to_logits_as_theirs_do(tmp_path: Path) -> None:
@@ -168,16 +168,16 @@ def test_pictures_go_from_files_to_logits_as_theirs_do(tmp_path: Path) -> None:
         drawn = np.random.default_rng(number).integers(0, 256, (height, width, 3), dtype=np.uint8)
         paths.append(tmp_path / f"{number}.png")
         Image.fromarray(drawn).save(paths[-1])
-    images = both.ours.images
+    images = both.ours.image_processor
     assert images is not None
-    ours = both.ours.model(images.read_batch(paths))
+    ours = both.ours.model(images.preprocess_batch(paths))
     theirs = both.theirs(processor([str(path) for path in paths], return_tensors="pt").pixel_values).logits
     assert float((ours - theirs).detach().abs().max()) <= NEAR
     for layout in ("qkv", "huggingface"):
-        weights.save(both.ours, tmp_path / layout, layout)
+        checkpoints.save(both.ours, tmp_path / layout, layout)
         written = (tmp_path / layout / PREPROCESSOR).read_bytes()
         assert written == (tmp_path / "theirs" / PREPROCESSOR).read_bytes()
-        assert weights.load(tmp_path / layout).images == images
+        assert checkpoints.load(tmp_path / layout).image_processor == images
 
 
 # ---- what a checkpoint may say --------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ def test_pictures_go_from_files_to_logits_as_theirs_do(tmp_path: Path) -> None:
 
 def test_what_a_config_leaves_out_is_what_theirs_assumes() -> None:
     whole = transformers.ViTConfig().to_dict()
-    assert read_config(vit, {}, "here", "pooler", ()) == read_config(vit, whole, "here", "pooler", ())
+    assert spec_from_hf_config(vit, {}, "here", "pooler", ()) == spec_from_hf_config(vit, whole, "here", "pooler", ())
 
 
 def change(folder: Path, **changes: Any) -> None:
@@ -196,7 +196,7 @@ def change(folder: Path, **changes: Any) -> None:
 def test_two_equal_sides_are_one_number(tmp_path: Path) -> None:
     both = make(tmp_path)
     change(both.folder, image_size=[15, 15], patch_size=[5, 5])
-    assert weights.load(both.folder).model.spec == both.ours.model.spec
+    assert checkpoints.load(both.folder).model.spec == both.ours.model.spec
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_what_we_do_not_have_is_refused_by_name(changes: dict[str, Any], said: s
     both = make(tmp_path)
     change(both.folder, **changes)
     with pytest.raises(InputError, match=said) as error:
-        weights.load(both.folder)
+        checkpoints.load(both.folder)
     assert "\n" not in str(error.value)
 
 
@@ -225,10 +225,10 @@ def test_a_body_pretrained_on_masked_images_serves_a_new_head(tmp_path: Path) ->
     theirs = randomised(transformers.ViTForMaskedImageModeling(transformers.ViTConfig(**ODD, encoder_stride=5)))
     theirs.save_pretrained(tmp_path)
     with pytest.raises(InputError, match="ViTForMaskedImageModeling"):
-        weights.load(tmp_path)
-    loaded = weights.load(tmp_path, head="sequence", labels=["cat", "dog", "bird"])
-    assert loaded.fresh == ("head.linear.bias", "head.linear.weight")
-    assert loaded.unused == ("decoder.0.bias", "decoder.0.weight")
+        checkpoints.load(tmp_path)
+    loaded = checkpoints.load(tmp_path, head="sequence", labels=["cat", "dog", "bird"])
+    assert loaded.missing_keys == ("head.linear.bias", "head.linear.weight")
+    assert loaded.unexpected_keys == ("decoder.0.bias", "decoder.0.weight")
     assert loaded.model(torch.randn(2, 3, 15, 15)).shape == (2, 3)
 
 
@@ -236,8 +236,8 @@ def test_sizes_have_the_parameters_of_the_paper() -> None:
     """Table 1 says 86, 307 and 632 million; exactly, and under 1000 classes, they are as many as timm's models have."""
     labels = tuple(map(str, range(1000)))
     counted = {
-        name: sum(p.numel() for p in hollow(vit.spec(shape, labels=labels)).parameters())
-        for name, shape in vit.SIZES.items()
+        name: sum(p.numel() for p in build_on_meta(vit.make_spec(shape, labels=labels)).parameters())
+        for name, shape in vit.PRESETS.items()
     }
     assert counted == {
         "base_16": 86_567_656,

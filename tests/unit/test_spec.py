@@ -11,11 +11,11 @@ from qkv.families import bart, t5
 
 MODEL = spec.Model(
     family="test",
-    encoder=spec.Recurrent(width=4, hidden=3),
-    decoder=spec.RecurrentDecoder(width=4, memory=6, hidden=5, attention=spec.Attention(width=5, memory=6, heads=1)),
-    source=spec.Embed(vocabulary=9, width=4, norm=spec.Norm(kind="rms")),
-    target=spec.Embed(vocabulary=8, width=4, dropout=0.1),
-    head=spec.Head(kind="lm", width=5, outputs=8),
+    encoder=spec.RecurrentEncoder(d_model=4, hidden_size=3),
+    decoder=spec.RecurrentDecoder(d_model=4, encoder_dim=6, hidden_size=5, attention=spec.Attention(query_dim=5, kv_dim=6, heads=1)),
+    source_embedding=spec.Embedding(vocab_size=9, d_model=4, norm=spec.Norm(kind="rms")),
+    target_embedding=spec.Embedding(vocab_size=8, d_model=4, dropout=0.1),
+    head=spec.Head(kind="lm", d_model=5, num_outputs=8),
 )
 
 
@@ -29,7 +29,7 @@ def test_a_spec_comes_back_from_json_as_it_was() -> None:
 
 def test_a_spec_cannot_be_changed() -> None:
     with pytest.raises(FrozenInstanceError):
-        MODEL.start = 7  # type: ignore[misc]
+        MODEL.bos_id = 7  # type: ignore[misc]
 
 
 def test_a_spec_is_hashable() -> None:
@@ -94,37 +94,37 @@ def test_a_refusal_names_the_place() -> None:
 
 def test_a_whole_number_serves_where_a_fraction_is_asked() -> None:
     embed = {"type": "Embed", "vocabulary": 8, "width": 4, "dropout": 0}
-    assert spec.from_json(changed(target=embed)).target == spec.Embed(vocabulary=8, width=4)
+    assert spec.from_json(changed(target=embed)).target_embedding == spec.Embedding(vocab_size=8, d_model=4)
 
 
 def test_sizes_left_out_follow_from_width_and_heads() -> None:
-    attention = spec.Attention(width=12, heads=3)
-    assert (attention.query_size, attention.key_size, attention.value_size) == (4, 4, 4)
+    attention = spec.Attention(query_dim=12, heads=3)
+    assert (attention.q_head_dim, attention.k_head_dim, attention.effective_v_head_dim) == (4, 4, 4)
 
 
 def test_without_projection_key_and_value_have_the_memorys_size() -> None:
-    attention = spec.Attention(width=12, memory=6, heads=3, project=False)
-    assert (attention.query_size, attention.key_size, attention.value_size) == (4, 2, 2)
+    attention = spec.Attention(query_dim=12, kv_dim=6, heads=3, use_projections=False)
+    assert (attention.q_head_dim, attention.k_head_dim, attention.effective_v_head_dim) == (4, 2, 2)
 
 
 def test_the_output_of_a_projected_attention_has_the_askers_width() -> None:
-    assert spec.Attention(width=12, memory=6, heads=3, value=7).output == 12
+    assert spec.Attention(query_dim=12, kv_dim=6, heads=3, v_head_dim=7).output_dim == 12
 
 
 def test_the_output_without_projection_is_the_joined_contexts() -> None:
-    assert spec.Attention(width=12, memory=6, heads=3, project=False).output == 6
+    assert spec.Attention(query_dim=12, kv_dim=6, heads=3, use_projections=False).output_dim == 6
 
 
 def test_another_dropout_changes_what_layers_give_or_attentions_weights_and_nothing_else() -> None:
-    shape = bart.Shape(width=16, heads=2, layers=1, dropout=0.2, attention_dropout=0.3, activation_dropout=0.0)
-    made = bart.spec(shape, source=30)
-    wider = spec.dropping(made, 0.4, None)
-    assert wider == bart.spec(spec.replace(shape, dropout=0.4), source=30)
-    assert spec.dropping(wider, 0.2, None) == made
-    assert spec.dropping(made, None, 0.0) == bart.spec(spec.replace(shape, attention_dropout=0.0), source=30)
-    assert spec.dropping(made, None, None) == made
+    shape = bart.Config(d_model=16, heads=2, layers=1, dropout=0.2, attention_dropout=0.3, activation_dropout=0.0)
+    made = bart.make_spec(shape, source_vocab_size=30)
+    wider = spec.with_dropout(made, 0.4, None)
+    assert wider == bart.make_spec(spec.replace(shape, dropout=0.4), source_vocab_size=30)
+    assert spec.with_dropout(wider, 0.2, None) == made
+    assert spec.with_dropout(made, None, 0.0) == bart.make_spec(spec.replace(shape, attention_dropout=0.0), source_vocab_size=30)
+    assert spec.with_dropout(made, None, None) == made
 
 
 def test_t5_drops_inside_its_feed_forward_layers_as_much_as_behind_its_blocks() -> None:
-    shape = t5.Shape(width=16, heads=2, layers=1, dropout=0.2)
-    assert spec.dropping(t5.spec(shape, source=30), 0.4, 0.4) == t5.spec(spec.replace(shape, dropout=0.4), source=30)
+    shape = t5.Config(d_model=16, heads=2, layers=1, dropout=0.2)
+    assert spec.with_dropout(t5.make_spec(shape, source_vocab_size=30), 0.4, 0.4) == t5.make_spec(spec.replace(shape, dropout=0.4), source_vocab_size=30)

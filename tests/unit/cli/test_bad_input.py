@@ -17,7 +17,7 @@ sys.path.append(str(Path(__file__).parent))
 from reviews import reviews, write_model
 from test_cli import qkv
 
-from qkv.data.examples import Labelled
+from qkv.data.examples import TextExample
 from qkv.data.pair import unit_hash
 from qkv.train import read_recipe
 
@@ -336,7 +336,7 @@ def test_a_class_whose_only_example_is_held_out_is_explained(home: Path, tmp_pat
 
 def told(text: str) -> str:
     """What decides on the part that an example with the label 7 falls in."""
-    return repr(Labelled(text, "", label="7"))
+    return repr(TextExample(text, "", label="7"))
 
 
 def test_a_class_that_is_left_without_examples_is_named(home: Path, tmp_path: Path) -> None:

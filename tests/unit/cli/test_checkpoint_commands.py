@@ -38,7 +38,7 @@ def test_import_and_export_give_the_same_weights_back(run: Run, tmp_path: Path) 
     assert (code, "bert" in out) == (0, True)
     before, after = qkv.load(theirs), qkv.load(tmp_path / "back")
     assert all(map(torch.equal, before.model.state_dict().values(), after.model.state_dict().values()))
-    assert after.source.encode("the cat") == before.source.encode("the cat")
+    assert after.source_tokenizer.encode("the cat") == before.source_tokenizer.encode("the cat")
 
 
 def test_import_under_a_new_head_says_what_is_fresh(run: Run, tmp_path: Path) -> None:
@@ -57,9 +57,9 @@ def test_a_folder_that_is_there_is_not_written_over(run: Run, tmp_path: Path) ->
 
 
 def test_a_model_without_a_hugging_face_form_is_not_exported(run: Run, tmp_path: Path) -> None:
-    transformer = families.family("transformer")
+    transformer = families.get_family("transformer")
     shape = qkv.build(transformer.spec(transformer.Shape(width=8, heads=2, layers=1, hidden=8), source=9, target=9))
-    qkv.save(qkv.Loaded(shape), tmp_path / "own")
+    qkv.save(qkv.ModelBundle(shape), tmp_path / "own")
     code, _, err = run("export", tmp_path / "own", "-o", tmp_path / "out")
     assert code == 2
     assert "'transformer' has no Hugging Face form" in err

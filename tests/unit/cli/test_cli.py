@@ -19,10 +19,10 @@ import torch
 sys.path.append(str(Path(__file__).parents[1] / "train"))
 from words import write_task
 
+from qkv.checkpoints.safetensors_io import load_tensors, save_tensors
 from qkv.cli import main
-from qkv.text.tokeniser import train_tokeniser
+from qkv.tokenization.tokenizer import train_tokenizer
 from qkv.train import fit, read_recipe
-from qkv.weights.file import load_tensors, save_tensors
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,7 @@ def test_predict_samples_the_same_however_many_lines_are_read_at_once(home, tmp_
     (tmp_path / "in.txt").write_text("bad\n" * 7)
     words = ("predict", home / "rnn", "--file", tmp_path / "in.txt", "--sample", "--seed", 4)
     whole = qkv(*words)
-    monkeypatch.setattr("qkv.cli.streams._WINDOWS", (2, 3))
+    monkeypatch.setattr("qkv.cli.input_stream._WINDOWS", (2, 3))
     assert qkv(*words).stdout == whole.stdout
     assert len(set(whole.stdout.splitlines())) > 1
 
@@ -272,7 +272,7 @@ def test_a_damaged_tokeniser_is_named(home, tmp_path):
 
 def test_a_tokeniser_of_another_run_is_refused(home, tmp_path):
     run = copy_of(home / "rnn", tmp_path)
-    train_tokeniser("character", ["bad"]).save(run / "source.tokenizer.json")
+    train_tokenizer("character", ["bad"]).save(run / "source.tokenizer.json")
     must_refuse(qkv("predict", run, "bad"), "source.tokenizer.json", "tokens, the model")
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from qkv.data.shards import Shards
+from qkv.data.corpora.shards import Shards
 from qkv.families import bert
-from qkv.text.huggingface import write_tokenisers
-from qkv.text.tokeniser import Tokeniser, train_tokeniser
+from qkv.tokenization.hf import save_tokenizers
+from qkv.tokenization.tokenizer import Tokenizer, train_tokenizer
 
 Run = Callable[..., tuple[int, str, str]]
 TEXT = "The cat sat.\nIt slept!\n\nA dog ran.\n\nNobody saw it.\nNot one.\n"
@@ -28,14 +28,14 @@ def text(tmp_path: Path) -> Path:
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     path = tmp_path / "tokeniser.json"
-    train_tokeniser("bpe", [TEXT], size=280).save(path)
+    train_tokenizer("bpe", [TEXT], vocab_size=280).save(path)
     return path
 
 
 def test_build_says_documents_tokens_and_speed(run: Run, text: Path, saved: Path, tmp_path: Path) -> None:
     code, out, err = run("data", "build", text, "--tokenizer", saved, "--format", "blank", "-o", tmp_path / "out")
     assert (code, err) == (0, "")
-    shards = Shards(tmp_path / "out", Tokeniser.load(saved))
+    shards = Shards(tmp_path / "out", Tokenizer.load(saved))
     assert out.startswith(f"{tmp_path / 'out'}: 3 documents, {shards.tokens} tokens, 1 shards; ")
     assert out.endswith(" tokens/s\n")
     assert len(shards.sentences(0)) == 2
@@ -54,8 +54,8 @@ def test_a_terminal_sees_a_bar(
 
 
 def test_a_folder_in_hugging_faces_format_is_a_tokenizer(run: Run, text: Path, tmp_path: Path) -> None:
-    tokeniser = train_tokeniser("wordpiece", [TEXT], size=100, template=bert.TEMPLATE)
-    write_tokenisers(tmp_path / "bert", tokeniser, tokeniser)
+    tokeniser = train_tokenizer("wordpiece", [TEXT], vocab_size=100, template=bert.TOKENIZER_TEMPLATE)
+    save_tokenizers(tmp_path / "bert", tokeniser, tokeniser)
     words = ("data", "build", text, "-t", tmp_path / "bert", "--format", "lines", "-o", tmp_path / "out")
     assert run(*words, "--workers", "2", "--shard-tokens", "5")[0] == 0
     shards = Shards(tmp_path / "out", tokeniser)

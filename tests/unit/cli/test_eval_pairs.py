@@ -12,7 +12,7 @@ from test_cli import must_refuse, qkv
 sys.path.append(str(Path(__file__).parents[1] / "train"))
 from sentences import mixed, write_recipe
 
-from qkv.evaluate.translation import Bleu
+from qkv.metrics.sacrebleu import Bleu
 from qkv.train import fit, read_recipe
 
 

@@ -14,7 +14,7 @@ sys.path.append(str(Path(__file__).parent))
 from reviews import recipe_text, reviews, write_model, write_reviews
 from test_cli import must_refuse, qkv
 
-from qkv.cli import streams
+from qkv.cli import input_stream
 from qkv.train import fit, read_recipe
 
 NASTY = "<script>alert('x')</script> good & 😀"
@@ -159,8 +159,8 @@ def test_a_slip_in_eval_is_one_line(home: Path, words: tuple[object, ...], said:
 def test_a_file_of_several_windows_comes_out_in_order(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "_WINDOWS", (3,))
-    monkeypatch.setattr(streams, "_WINDOW", 7)
+    monkeypatch.setattr(input_stream, "_WINDOWS", (3,))
+    monkeypatch.setattr(input_stream, "_WINDOW", 7)
     lines = [f"{text} {'tea ' * (i % 9)}".strip() for i, (text, _) in enumerate(reviews(50))]
     (tmp_path / "in.txt").write_text("\n".join(lines))
     done = qkv("predict", home / "stars", "--file", tmp_path / "in.txt", "--json")
@@ -172,18 +172,18 @@ def test_a_file_of_several_windows_comes_out_in_order(
 
 
 def test_no_more_than_a_window_is_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    from qkv.data.tasks.lines import Bad
+    from qkv.data.formats.io import ErrorPolicy
 
-    monkeypatch.setattr(streams, "_WINDOWS", ())
-    monkeypatch.setattr(streams, "_WINDOW", 10)
+    monkeypatch.setattr(input_stream, "_WINDOWS", ())
+    monkeypatch.setattr(input_stream, "_WINDOW", 10)
     read: list[int] = []
 
     def endless():
         for number in range(10**9):
             read.append(number)
-            yield streams.Input(str(number), "")
+            yield input_stream.Input(str(number), "")
 
-    stream = streams.Stream(lambda inputs, _: [[one.text] for one in inputs], Bad()).lines(endless())
+    stream = input_stream.StreamingPredictor(lambda inputs, _: [[one.text] for one in inputs], ErrorPolicy()).iter_lines(endless())
     assert [next(stream)[1][0] for _ in range(3)] == ["0", "10", "20"]
     assert len(read) == 30
 

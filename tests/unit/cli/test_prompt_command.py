@@ -9,9 +9,9 @@ import pytest
 import torch
 from test_cli import must_refuse, qkv
 
-from qkv import Loaded, build, save
+from qkv import ModelBundle, build, save
 from qkv.families import gpt2
-from qkv.text.tokeniser import train_tokeniser
+from qkv.tokenization.tokenizer import train_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -22,10 +22,10 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, some in (("train", rows), ("test", [*rows[2:], ("as bad as it gets", "neg")])):
         lines = "".join(f"{text},{mood}\n" for text, mood in some)
         (folder / f"{name}.csv").write_text(f"review,mood\n{lines}")
-    tokeniser = train_tokeniser("byte_bpe", [text for text, _ in rows] * 5, size=280, template=gpt2.TEMPLATE)
+    tokeniser = train_tokenizer("byte_bpe", [text for text, _ in rows] * 5, vocab_size=280, template=gpt2.TOKENIZER_TEMPLATE)
     torch.manual_seed(4)
-    shape = gpt2.Shape(width=16, heads=2, layers=1, length=200, spread=0.3)
-    save(Loaded(build(gpt2.spec(shape, target=tokeniser.size)), tokeniser, tokeniser), folder / "gpt2")
+    shape = gpt2.Config(d_model=16, heads=2, layers=1, max_length=200, init_std=0.3)
+    save(ModelBundle(build(gpt2.make_spec(shape, target_vocab_size=tokeniser.vocab_size)), tokeniser, tokeniser), folder / "gpt2")
     return folder
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from qkv import families
-from qkv.text.huggingface import read_tokenisers
-from qkv.text.tokeniser import Tokeniser, train_tokeniser
+from qkv.tokenization.hf import load_tokenizers
+from qkv.tokenization.tokenizer import Tokenizer, train_tokenizer
 
 sys.path.append(str(Path(__file__).parents[1] / "weights"))
 from checkpoints import checkpoint
@@ -27,8 +27,8 @@ def text(tmp_path: Path) -> Path:
     return tmp_path / "text.txt"
 
 
-def read(folder: Path) -> Tokeniser:
-    found = read_tokenisers(folder)
+def read(folder: Path) -> Tokenizer:
+    found = load_tokenizers(folder)
     assert found is not None
     return found[0]
 
@@ -38,21 +38,21 @@ def test_train_for_a_family_writes_the_tokeniser_that_the_library_trains(
     run: Run, text: Path, tmp_path: Path, family: str
 ) -> None:
     code, out, err = run("tokenizer", "train", text, "--family", family, "--size", "300", "-o", tmp_path / "out")
-    template = families.family(family).TEMPLATE
+    template = families.get_family(family).TEMPLATE
     assert (code, err) == (0, "")
     assert template.kind in out
-    same = train_tokeniser(template.kind, LINES, size=300, template=template)
+    same = train_tokenizer(template.kind, LINES, vocab_size=300, template=template)
     made = read(tmp_path / "out")
-    assert (made.roles, made.size) == (same.roles, same.size)
-    assert made.frame("the cat", "a dog") == same.frame("the cat", "a dog")
+    assert (made.special_ids, made.vocab_size) == (same.special_ids, same.vocab_size)
+    assert made.encode_plus("the cat", "a dog") == same.encode_plus("the cat", "a dog")
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "byte_bpe", "word_bpe", "unigram"])
 def test_train_of_a_kind_has_the_usual_four_special_tokens(run: Run, text: Path, tmp_path: Path, kind: str) -> None:
     assert run("tokenizer", "train", text, "--kind", kind, "--size", "300", "-o", tmp_path / "out")[0] == 0
     made = read(tmp_path / "out")
-    assert made.roles == {"pad": 0, "unk": 1, "start": 2, "end": 3}
-    assert made.frame("the cat").ids == made.encode("the cat")
+    assert made.special_ids == {"pad": 0, "unk": 1, "start": 2, "end": 3}
+    assert made.encode_plus("the cat").ids == made.encode("the cat")
 
 
 def test_train_reads_packed_files_and_json_lines_alike(run: Run, text: Path, tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_show_reads_a_trained_folder_a_file_of_ours_and_a_foreign_one(run: Run, 
     made = read(tmp_path / "out")
     made.save(tmp_path / "ours.json")
     (tmp_path / "bare.json").write_bytes((tmp_path / "out" / "tokenizer.json").read_bytes())
-    wanted = [made.engine.name(number) for number in made.frame("the cat").ids]
+    wanted = [made.backend.id_to_token(number) for number in made.encode_plus("the cat").ids]
     for name in ("out", "ours.json", "bare.json", "out/tokenizer.json"):
         code, out, err = run("tokenizer", "show", tmp_path / name, "the cat", "--json")
         assert (code, err) == (0, "")
@@ -177,7 +177,7 @@ def test_show_reads_a_trained_folder_a_file_of_ours_and_a_foreign_one(run: Run, 
 
 def test_show_tells_source_and_target_of_a_run_apart(run: Run, tmp_path: Path) -> None:
     for side, line in (("source", "abc"), ("target", "xyz")):
-        train_tokeniser("character", [line]).save(tmp_path / "run" / f"{side}.tokenizer.json")
+        train_tokenizer("character", [line]).save(tmp_path / "run" / f"{side}.tokenizer.json")
     shown = [run("tokenizer", "show", tmp_path / "run", "ax", *options)[1] for options in ([], ["--target"])]
     assert [out.splitlines()[-1] for out in shown] == ["2 tokens of 7, 1 unknown"] * 2
     assert "'a'" in shown[0].splitlines()[1]

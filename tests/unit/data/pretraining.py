@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from qkv.data.chance import Pieces
-from qkv.text.marks import Marks
+from qkv.data.rng import PackedChunks
+from qkv.tokenization.vocab_tables import VocabTables
 
 PAD, CLS, SEP, UNK, MASK = range(5)
 VOCABULARY = 1000
@@ -13,31 +13,31 @@ STOP = 10  # the full stop
 SENTINELS = tuple(range(VOCABULARY - 1, VOCABULARY - 101, -1))
 
 
-def marks(**changes: object) -> Marks:
+def marks(**changes: object) -> VocabTables:
     special = np.zeros(VOCABULARY, dtype=bool)
     special[:5] = True
     special[list(SENTINELS)] = True
     number = np.arange(VOCABULARY)
     fields = {"mask": MASK, "stops": number == STOP, "continues": number % 3 == 0, "sentinels": SENTINELS}
-    return Marks(special, **(fields | changes))  # type: ignore[arg-type]
+    return VocabTables(special, **(fields | changes))  # type: ignore[arg-type]
 
 
 MARKS = marks()
 
 
-def text(lengths: list[int] | np.ndarray, *, framed: bool = False, seed: int = 1) -> Pieces:
+def text(lengths: list[int] | np.ndarray, *, framed: bool = False, seed: int = 1) -> PackedChunks:
     """Ordinary tokens; `framed`: between [CLS] and [SEP], with another [SEP] within."""
     random = np.random.default_rng(seed)
     parts = [random.integers(5, VOCABULARY - 100, n) for n in lengths]
     if framed:
         parts = [np.concatenate([[CLS], p[: len(p) // 2], [SEP], p[len(p) // 2 :], [SEP]]) for p in parts]
-    return Pieces.of(np.concatenate(parts), [len(p) for p in parts], 7 + np.arange(len(parts)))
+    return PackedChunks.from_arrays(np.concatenate(parts), [len(p) for p in parts], 7 + np.arange(len(parts)))
 
 
-def counted(lengths: list[int] | np.ndarray) -> Pieces:
+def counted(lengths: list[int] | np.ndarray) -> PackedChunks:
     """Tokens 5, 6, 7 … in each piece, so that each tells where it stood."""
     ids = np.concatenate([5 + np.arange(n) for n in lengths])
-    return Pieces.of(ids, lengths, np.arange(len(lengths)))
+    return PackedChunks.from_arrays(ids, lengths, np.arange(len(lengths)))
 
 
 def varied(count: int, least: int = 1, most: int = 200, seed: int = 3) -> np.ndarray:
@@ -49,6 +49,6 @@ def cut(ids: object, lengths: object) -> list[list[int]]:
     return [part.tolist() for part in np.split(np.asarray(ids), np.cumsum(np.asarray(lengths))[:-1])]
 
 
-def alone(pieces: Pieces, row: int) -> Pieces:
+def alone(pieces: PackedChunks, row: int) -> PackedChunks:
     first = pieces.starts[row]
-    return Pieces.of(pieces.ids[first : first + pieces.lengths[row]], [pieces.lengths[row]], [pieces.numbers[row]])
+    return PackedChunks.from_arrays(pieces.ids[first : first + pieces.lengths[row]], [pieces.lengths[row]], [pieces.indices[row]])

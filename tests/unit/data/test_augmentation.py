@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 
 from qkv.data.augmentation import Augmentation
-from qkv.data.chance import Chance, uniform
+from qkv.data.rng import CounterRNG, uniform
 from qkv.errors import InputError
 
-CHANCE = Chance(3, 5)
+CHANCE = CounterRNG(3, 5)
 NUMBERS = np.arange(400)
 PIXELS = np.random.default_rng(1).integers(1, 256, (400, 9, 11, 3), dtype=np.uint8)
 FILL = np.array([0, 7, 255], np.uint8)
-ALL = Augmentation(flip=True, shift=2, erase=0.5)
+ALL = Augmentation(horizontal_flip=True, max_shift=2, random_erasing=0.5)
 
 
-def changed(how: Augmentation, chance: Chance = CHANCE, at: np.ndarray = NUMBERS) -> np.ndarray:
+def changed(how: Augmentation, chance: CounterRNG = CHANCE, at: np.ndarray = NUMBERS) -> np.ndarray:
     return how(PIXELS[at], chance, at, FILL)
 
 
@@ -25,8 +25,8 @@ def test_a_picture_is_varied_alike_whoever_shares_its_batch() -> None:
     assert np.array_equal(changed(ALL, at=some), changed(ALL)[some])
 
 
-@pytest.mark.parametrize("other", [Chance(3, 6), Chance(4, 5)])
-def test_another_epoch_and_another_seed_vary_otherwise(other: Chance) -> None:
+@pytest.mark.parametrize("other", [CounterRNG(3, 6), CounterRNG(4, 5)])
+def test_another_epoch_and_another_seed_vary_otherwise(other: CounterRNG) -> None:
     assert np.array_equal(changed(ALL), changed(ALL))
     same = (changed(ALL, other) == changed(ALL)).all((1, 2, 3))
     assert same.mean() < 0.2
@@ -41,14 +41,14 @@ def test_what_is_given_stays_as_it_was() -> None:
 
 
 def test_about_half_of_the_pictures_are_turned_left_to_right() -> None:
-    found = changed(Augmentation(flip=True))
+    found = changed(Augmentation(horizontal_flip=True))
     turned = (found == PIXELS[:, :, ::-1]).all((1, 2, 3))
     assert (turned | (found == PIXELS).all((1, 2, 3))).all()
     assert 0.4 < turned.mean() < 0.6
 
 
 def test_pictures_are_moved_to_every_place_and_black_comes_in() -> None:
-    found = changed(Augmentation(shift=1))
+    found = changed(Augmentation(max_shift=1))
     moves: set[tuple[int, int]] = set()
     for before, after in zip(PIXELS, found, strict=True):
         padded = np.pad(before, ((1, 1), (1, 1), (0, 0)))
@@ -59,7 +59,7 @@ def test_pictures_are_moved_to_every_place_and_black_comes_in() -> None:
 
 
 def test_one_rectangle_is_erased_in_the_share_of_pictures_that_was_asked_for() -> None:
-    found = changed(Augmentation(erase=0.4))
+    found = changed(Augmentation(random_erasing=0.4))
     touched = (found != PIXELS).any(-1)  # [B, H, W]
     hit = touched.any((1, 2))
     assert 0.33 < hit.mean() < 0.47
@@ -71,9 +71,9 @@ def test_one_rectangle_is_erased_in_the_share_of_pictures_that_was_asked_for() -
 
 
 def test_one_kind_of_change_draws_the_same_whether_another_is_on_or_not() -> None:
-    both, alone = changed(Augmentation(flip=True, erase=1.0)), changed(Augmentation(erase=1.0))
+    both, alone = changed(Augmentation(horizontal_flip=True, random_erasing=1.0)), changed(Augmentation(random_erasing=1.0))
     assert np.array_equal((both == FILL).all(-1).sum((1, 2)) > 0, (alone == FILL).all(-1).sum((1, 2)) > 0)
-    turned = (changed(Augmentation(flip=True)) != PIXELS).any((1, 2, 3))
+    turned = (changed(Augmentation(horizontal_flip=True)) != PIXELS).any((1, 2, 3))
     kept = (both == FILL).all(-1) | (both == np.where(turned[:, None, None, None], PIXELS[:, :, ::-1], PIXELS)).all(-1)
     assert kept.all()
 
@@ -85,11 +85,11 @@ def test_a_setting_that_makes_no_sense_is_named(settings: dict[str, object]) -> 
 
 
 def test_a_table_of_words_looks_random_and_is_each_numbers_own() -> None:
-    table = uniform(CHANCE.table(np.arange(5000), 8, "use"))
-    assert np.array_equal(uniform(CHANCE.table(np.array([42]), 8, "use"))[0], table[42])
-    assert not np.isin(CHANCE.table(np.arange(50), 8, "other"), CHANCE.table(np.arange(50), 8, "use")).any()
+    table = uniform(CHANCE.random_bits_table(np.arange(5000), 8, "use"))
+    assert np.array_equal(uniform(CHANCE.random_bits_table(np.array([42]), 8, "use"))[0], table[42])
+    assert not np.isin(CHANCE.random_bits_table(np.arange(50), 8, "other"), CHANCE.random_bits_table(np.arange(50), 8, "use")).any()
     assert np.abs(table.mean(0) - 0.5).max() < 0.02
     assert np.abs(table.std(0) - 12**-0.5).max() < 0.01
     assert np.abs(np.corrcoef(np.hstack([table[1:], table[:-1]]).T) - np.eye(16)).max() < 0.06
     with pytest.raises(InputError, match="set both to 0 or more"):
-        Chance(1, -1).table(np.arange(2), 1, "use")
+        CounterRNG(1, -1).random_bits_table(np.arange(2), 1, "use")

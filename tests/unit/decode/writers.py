@@ -14,7 +14,7 @@ from qkv.nn import EncoderDecoder, Ragged, build
 def tiny(family: str, seed: int = 0, vocabulary: int = 11) -> EncoderDecoder:
     """A random model, sharp enough that its outputs differ in probability."""
     torch.manual_seed(seed)
-    module = families.family(family)
+    module = families.get_family(family)
     small = {"width": 16, "hidden": 16, "layers": 1, "heads": 2 if family == "transformer" else 1, "length": 40}
     model = build(module.spec(replace(next(iter(module.SIZES.values())), **small), source=9, target=vocabulary))
     with torch.no_grad():
@@ -44,7 +44,7 @@ class Written:
 
     def __init__(self, table: dict[tuple[int, ...], dict[int, float]], vocabulary: int, end: int = 3):
         self.table, self.vocabulary = table, vocabulary
-        self.spec = spec.Model(family="written", end=end)
+        self.spec = spec.Model(family="written", eos_id=end)
         self.head = torch.nn.Module()
         self.head.linear = torch.nn.Linear(1, vocabulary)
 
@@ -58,6 +58,6 @@ class Written:
         read = [[*before, token] for before, token in zip(state.read, tokens.tolist(), strict=True)]
         logits = torch.full((len(read), self.vocabulary), -30.0)
         for row, prefix in enumerate(read):
-            for token, probability in self.table.get(tuple(prefix[1:]), {self.spec.end: 1.0}).items():
+            for token, probability in self.table.get(tuple(prefix[1:]), {self.spec.eos_id: 1.0}).items():
                 logits[row, token] = torch.tensor(probability).log()
         return logits, Walk(state.position + 1, read)

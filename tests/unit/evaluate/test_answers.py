@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from qkv.errors import InputError
-from qkv.evaluate.answers import Squad, best_threshold, exact, normalise, overlap
+from qkv.metrics.squad import Squad, answer_f1, best_threshold, exact_match, normalize_answer
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ from qkv.evaluate.answers import Squad, best_threshold, exact, normalise, overla
     ],
 )
 def test_normalisation(text: str, left: str) -> None:
-    assert normalise(text) == left
+    assert normalize_answer(text) == left
 
 
 @pytest.mark.parametrize(
@@ -39,14 +39,14 @@ def test_normalisation(text: str, left: str) -> None:
     ],
 )
 def test_the_overlap_of_words(prediction: str, answer: str, f1: float) -> None:
-    assert overlap(prediction, answer) == pytest.approx(f1)
-    assert overlap(prediction, answer, none_is_an_answer=False) == pytest.approx(f1)
+    assert answer_f1(prediction, answer) == pytest.approx(f1)
+    assert answer_f1(prediction, answer, allow_no_answer=False) == pytest.approx(f1)
 
 
 def test_where_no_words_are_left_only_2_0_calls_them_equal() -> None:
-    assert exact("the", "a") == 1.0
-    assert overlap("the", "a") == 1.0
-    assert overlap("the", "a", none_is_an_answer=False) == 0.0
+    assert exact_match("the", "a") == 1.0
+    assert answer_f1("the", "a") == 1.0
+    assert answer_f1("the", "a", allow_no_answer=False) == 0.0
     assert Squad()(["the"], [["a"]]) == {"f1": 0.0, "exact": 100.0}
     assert Squad("2.0")(["the"], [["a"]])["f1"] == 100.0
     assert Squad()(["an"], [["the", "cat"]])["exact"] == 100.0

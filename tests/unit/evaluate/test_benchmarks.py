@@ -7,8 +7,8 @@ import pytest
 from sklearn.metrics import f1_score, precision_score, recall_score
 
 from qkv.errors import InputError
-from qkv.evaluate.benchmarks import GroupExact, Member, PositiveF1
-from qkv.evaluate.confidence import bootstrap, compare
+from qkv.metrics.glue import GroupedLabel, GroupExactMatch, PositiveF1
+from qkv.metrics.significance import bootstrap, compare
 
 
 def test_f1_of_the_positive_class_equals_scikit_learns() -> None:
@@ -20,21 +20,21 @@ def test_f1_of_the_positive_class_equals_scikit_learns() -> None:
 
 
 def test_a_group_is_right_where_all_of_it_is() -> None:
-    right = [Member.of("yes", group) for group in ("a", "a", "b", "b", "c")]
-    assert GroupExact()(["yes", "no", "yes", "yes", "yes"], right)["exact"] == pytest.approx(2 / 3)
+    right = [GroupedLabel.create("yes", group) for group in ("a", "a", "b", "b", "c")]
+    assert GroupExactMatch()(["yes", "no", "yes", "yes", "yes"], right)["exact"] == pytest.approx(2 / 3)
     assert right[0] == "yes"
 
 
 def test_resamples_and_swaps_are_of_whole_groups() -> None:
     draw = np.random.default_rng(1)
-    right = [Member.of("yes", str(number // 5)) for number in range(1000)]
+    right = [GroupedLabel.create("yes", str(number // 5)) for number in range(1000)]
     systems = [["yes" if good else "no" for good in draw.random(1000) < share] for share in (0.75, 0.9)]
-    metric = GroupExact()
+    metric = GroupExactMatch()
     rows, other = (metric.statistics(said, right) for said in systems)
-    share = metric.of(rows)["exact"]
+    share = metric.compute(rows)["exact"]
     interval = bootstrap(metric, rows)["exact"]
     assert interval.low < share < interval.high
     assert interval.high - interval.low == pytest.approx(2 * 1.96 * (share * (1 - share) / 200) ** 0.5, rel=0.25)
-    assert compare(metric, rows, other)["exact"].p_randomisation < 0.01
+    assert compare(metric, rows, other)["exact"].p_randomization < 0.01
     with pytest.raises(InputError, match="belongs to groups"):
-        metric.each(rows)
+        metric.per_example(rows)

@@ -5,9 +5,16 @@ from __future__ import annotations
 import pytest
 
 from qkv.errors import InputError
-from qkv.evaluate.classification import F1, Accuracy, Matthews, TokenAccuracy, confusion, label_set
-from qkv.evaluate.correlation import Spearman
-from qkv.evaluate.perplexity import Perplexity
+from qkv.metrics.classification import (
+    F1,
+    Accuracy,
+    MatthewsCorrelation,
+    TokenAccuracy,
+    collect_label_set,
+    confusion_matrix,
+)
+from qkv.metrics.correlation import Spearman
+from qkv.metrics.perplexity import Perplexity
 
 
 def test_the_three_averages_of_a_small_table() -> None:
@@ -23,9 +30,9 @@ def test_the_three_averages_of_a_small_table() -> None:
 
 def test_one_class_only() -> None:
     assert set(F1(("a",))(["a"] * 3, ["a"] * 3).values()) == {1.0}
-    assert Matthews(("a",))(["a"] * 3, ["a"] * 3) == {"matthews": 0.0}
-    assert Matthews(("a", "b"))(list("aab"), list("aab"))["matthews"] == pytest.approx(1)
-    assert Matthews(("a", "b"))(list("bba"), list("aab"))["matthews"] == pytest.approx(-1)
+    assert MatthewsCorrelation(("a",))(["a"] * 3, ["a"] * 3) == {"matthews": 0.0}
+    assert MatthewsCorrelation(("a", "b"))(list("aab"), list("aab"))["matthews"] == pytest.approx(1)
+    assert MatthewsCorrelation(("a", "b"))(list("bba"), list("aab"))["matthews"] == pytest.approx(-1)
 
 
 def test_a_label_that_does_not_count_is_passed_over() -> None:
@@ -46,13 +53,13 @@ def test_sequences_are_right_as_a_whole_or_by_token() -> None:
 
 
 def test_every_label_that_occurs_is_found() -> None:
-    assert label_set(["b", "a"], [["c", "a"]], [{"d"}]) == ("a", "b", "c", "d")
+    assert collect_label_set(["b", "a"], [["c", "a"]], [{"d"}]) == ("a", "b", "c", "d")
 
 
 def test_the_confusion_matrix_has_truth_down_and_prediction_across() -> None:
-    assert confusion(list("aab"), list("abb"), "ab").tolist() == [[1, 0], [1, 1]]
+    assert confusion_matrix(list("aab"), list("abb"), "ab").tolist() == [[1, 0], [1, 1]]
     with pytest.raises(InputError, match="'c'"):
-        confusion(["c"], ["a"], "ab")
+        confusion_matrix(["c"], ["a"], "ab")
 
 
 def test_perplexity_divides_sums_once() -> None:
@@ -74,7 +81,7 @@ def test_perplexity_divides_sums_once() -> None:
         (lambda: Spearman()([1.0, float("nan")], [1.0, 2.0]), "example 2"),
         (lambda: Perplexity()([1.0], [0]), "all counts are 0"),
         (lambda: Perplexity()([float("inf")], [1]), "example 1"),
-        (lambda: Spearman().each(Spearman().statistics([1.0, 2.0], [1.0, 2.0])), "belongs to a sample"),
+        (lambda: Spearman().per_example(Spearman().statistics([1.0, 2.0], [1.0, 2.0])), "belongs to a sample"),
     ],
 )
 def test_what_cannot_be_scored_is_refused(call: object, said: str) -> None:

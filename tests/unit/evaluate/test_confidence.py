@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from qkv.errors import InputError
-from qkv.evaluate.classification import F1, Accuracy, Matthews
-from qkv.evaluate.confidence import Interval, bootstrap, compare
-from qkv.evaluate.correlation import Pearson, Spearman
-from qkv.evaluate.entities import EntityF1
-from qkv.evaluate.metric import Figures, Metric, Rows
-from qkv.evaluate.translation import Bleu
+from qkv.metrics.classification import F1, Accuracy, MatthewsCorrelation
+from qkv.metrics.correlation import Pearson, Spearman
+from qkv.metrics.entities import EntityF1
+from qkv.metrics.metric import Metric, Scores, Stats
+from qkv.metrics.sacrebleu import Bleu
+from qkv.metrics.significance import Interval, bootstrap, compare
 
 DRAW = np.random.default_rng(0)
 TRUE = [str(x) for x in DRAW.integers(3, size=200)]
@@ -32,10 +32,10 @@ class OneByOne(Metric[Any, Any]):
     def __init__(self, metric: Metric[Any, Any]) -> None:
         self.metric = metric
 
-    def statistics(self, hypotheses: Any, references: Any) -> Rows:
+    def statistics(self, hypotheses: Any, references: Any) -> Stats:
         return self.metric.statistics(hypotheses, references)
 
-    def score(self, found: Rows) -> Figures:
+    def score(self, found: Stats) -> Scores:
         return self.metric.score(found.sum(0))
 
 
@@ -44,7 +44,7 @@ class OneByOne(Metric[Any, Any]):
     [
         (Accuracy(), GOOD, TRUE),
         (F1(tuple("012")), GOOD, TRUE),
-        (Matthews(tuple("012")), GOOD, TRUE),
+        (MatthewsCorrelation(tuple("012")), GOOD, TRUE),
         (Bleu(), SAID, TEXTS),
         (EntityF1(("P",)), [["B-P", "O"], ["O", "O"], ["O", "B-P"]], [["B-P", "O"], ["B-P", "O"], ["O", "B-P"]]),
     ],
@@ -60,14 +60,14 @@ def test_sums_of_counts_give_what_drawing_one_by_one_gives(metric: Any, said: An
     other[::2] = rows[-1]
     quick, thorough = (compare(m, rows, other, resamples=50, seed=3) for m in (metric, OneByOne(metric)))
     for name in quick:
-        assert quick[name].p_randomisation == pytest.approx(thorough[name].p_randomisation)
+        assert quick[name].p_randomization == pytest.approx(thorough[name].p_randomization)
         assert quick[name].p_bootstrap == pytest.approx(thorough[name].p_bootstrap)
 
 
 def test_the_interval_of_a_mean_is_that_of_the_normal_distribution() -> None:
     metric = Accuracy()
     rows = metric.statistics(GOOD, TRUE)
-    mean = metric.of(rows)["accuracy"]
+    mean = metric.compute(rows)["accuracy"]
     half = 1.96 * (mean * (1 - mean) / len(TRUE)) ** 0.5
     found = bootstrap(metric, rows, resamples=4000)["accuracy"]
     assert (found.low, found.high) == pytest.approx((mean - half, mean + half), abs=0.01)
@@ -96,7 +96,7 @@ def test_the_draws_do_not_depend_on_how_many_fit_into_memory(monkeypatch: pytest
     metric = Accuracy()
     rows = metric.statistics(GOOD, TRUE)
     whole = compare(metric, rows, metric.statistics(POOR, TRUE))
-    monkeypatch.setattr("qkv.evaluate.confidence._CHUNK", 700)
+    monkeypatch.setattr("qkv.metrics.significance._CHUNK", 700)
     assert compare(metric, rows, metric.statistics(POOR, TRUE)) == whole
 
 
@@ -120,7 +120,7 @@ def test_a_correlation_is_resampled_with_its_pairs(metric: Any) -> None:
     assert 0.9 < interval.low < metric.of(rows)[metric.name] < interval.high < 1
     found = compare(metric, rows, other, resamples=200)[metric.name]
     assert found.p_bootstrap < 0.02
-    assert found.p_randomisation < 0.02
+    assert found.p_randomization < 0.02
 
 
 def test_a_better_system_is_found_better_and_an_equal_one_is_not() -> None:
@@ -131,9 +131,9 @@ def test_a_better_system_is_found_better_and_an_equal_one_is_not() -> None:
     assert ahead.interval.low > 0
     least = 1 / 1001  # the sample itself is one draw more
     for found in (ahead, behind):
-        assert (found.p_bootstrap, found.p_randomisation) == pytest.approx((least, least))
+        assert (found.p_bootstrap, found.p_randomization) == pytest.approx((least, least))
     equal = compare(metric, good, good)["f1_macro"]
-    assert (equal.difference, equal.p_bootstrap, equal.p_randomisation) == (0.0, 1.0, 1.0)
+    assert (equal.difference, equal.p_bootstrap, equal.p_randomization) == (0.0, 1.0, 1.0)
 
 
 def test_the_test_by_swaps_errs_as_often_as_it_says() -> None:
@@ -142,7 +142,7 @@ def test_the_test_by_swaps_errs_as_often_as_it_says() -> None:
     for seed in range(200):
         first, second = (["a" if r else "b" for r in draw.random(150) < 0.6] for _ in range(2))
         rows, other = metric.statistics(first, ["a"] * 150), metric.statistics(second, ["a"] * 150)
-        false += compare(metric, rows, other, resamples=200, seed=seed)["accuracy"].p_randomisation < 0.1
+        false += compare(metric, rows, other, resamples=200, seed=seed)["accuracy"].p_randomization < 0.1
     assert 0.03 <= false / 200 <= 0.17
 
 

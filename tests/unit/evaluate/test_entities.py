@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from qkv.errors import InputError
-from qkv.evaluate.entities import EntityF1, entities, entity_types
+from qkv.metrics.entities import EntityF1, collect_entity_types, get_entities
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from qkv.evaluate.entities import EntityF1, entities, entity_types
 )
 def test_bio(tags: str, lenient: str, strict: str) -> None:
     for scheme, wanted in (("lenient", lenient), ("bio", strict)):
-        found = entities(tags.split(), scheme)  # type: ignore[arg-type]
+        found = get_entities(tags.split(), scheme)  # type: ignore[arg-type]
         assert " ".join(f"{e.type}{e.start}-{e.end}" for e in found) == wanted
 
 
@@ -39,26 +39,26 @@ def test_bio(tags: str, lenient: str, strict: str) -> None:
 )
 def test_bioes(tags: str, lenient: str, strict: str) -> None:
     for scheme, wanted in (("lenient", lenient), ("bioes", strict)):
-        found = entities(tags.split(), scheme)  # type: ignore[arg-type]
+        found = get_entities(tags.split(), scheme)  # type: ignore[arg-type]
         assert " ".join(f"{e.type}{e.start}-{e.end}" for e in found) == wanted
 
 
 def test_a_right_span_of_the_wrong_type_is_wrong_twice() -> None:
     predicted, true = [["B-P", "I-P", "O"]], [["B-L", "I-L", "O"]]
-    metric = EntityF1(entity_types(predicted, true))
+    metric = EntityF1(collect_entity_types(predicted, true))
     assert metric(predicted, true)["f1_micro"] == 0.0
-    table = metric.by_label(metric.statistics(predicted, true))
+    table = metric.per_class(metric.statistics(predicted, true))
     assert (table["P"]["support"], table["L"]["support"]) == (0.0, 1.0)
 
 
 def test_without_any_entity_every_figure_is_nought() -> None:
-    assert set(EntityF1(entity_types([["O"]]))([["O"]], [["O"]]).values()) == {0.0}
+    assert set(EntityF1(collect_entity_types([["O"]]))([["O"]], [["O"]]).values()) == {0.0}
 
 
 @pytest.mark.parametrize(("tag", "scheme"), [("X-P", "lenient"), ("PER", "lenient"), ("B-", "lenient"), ("E-P", "bio")])
 def test_a_tag_of_another_scheme_is_refused(tag: str, scheme: str) -> None:
     with pytest.raises(InputError, match=f"token 2: '{tag}'"):
-        entities(["O", tag], scheme)  # type: ignore[arg-type]
+        get_entities(["O", tag], scheme)  # type: ignore[arg-type]
 
 
 def test_tags_must_be_as_many_as_words() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qkv.errors import InputError
-from qkv.evaluate.error_rate import edit_distance, error_rates
+from qkv.metrics.error_rate import edit_distance, error_rates
 
 TOKENS = st.lists(st.sampled_from("ABCD"), max_size=9)
 

@@ -10,26 +10,33 @@ from typing import Any
 
 import pytest
 
-from qkv.data.examples import Answer, Choice, Labelled, Question, Tagged
+from qkv.data.examples import Answer, MultipleChoiceExample, QAExample, TaggedExample, TextExample
 from qkv.errors import InputError
-from qkv.evaluate.answers import Squad
-from qkv.evaluate.cases import Judged, case, error
-from qkv.evaluate.classification import F1, Accuracy, Matthews, TokenAccuracy
-from qkv.evaluate.correlation import Pearson
-from qkv.evaluate.page import page
-from qkv.evaluate.report import Report, as_json, confused, curves, main_figures, report
+from qkv.metrics.classification import F1, Accuracy, MatthewsCorrelation, TokenAccuracy
+from qkv.metrics.correlation import Pearson
+from qkv.metrics.squad import Squad
+from qkv.reports.error_analysis import ScoredExample, error_size, make_case
+from qkv.reports.html import render_html
+from qkv.reports.report import (
+    Report,
+    build_report,
+    headline_metrics,
+    make_confusion_matrix,
+    read_learning_curves,
+    to_dict,
+)
 
 NASTY = "<script>alert('x')</script> & \"quoted\" 😀 \u202e עברית </pre></details>" + "Donaudampfschiff" * 40
 LABELS = ("cat", "dog", "<b>emu</b>")
 
 
-def judged(said: str, right: str, confidence: float | None = 0.9, text: str = "a text") -> Judged:
-    return Judged(Labelled(text, "file:1", label=right), said, right, confidence)
+def judged(said: str, right: str, confidence: float | None = 0.9, text: str = "a text") -> ScoredExample:
+    return ScoredExample(TextExample(text, "file:1", label=right), said, right, confidence)
 
 
-def classified(*examples: Judged, **options: Any) -> Report:
-    metrics = [Accuracy(), F1(LABELS), Matthews(LABELS)]
-    return report("classify", examples, metrics, LABELS, "accuracy", **{"resamples": 50, **options})
+def classified(*examples: ScoredExample, **options: Any) -> Report:
+    metrics = [Accuracy(), F1(LABELS), MatthewsCorrelation(LABELS)]
+    return build_report("classify", examples, metrics, LABELS, "accuracy", **{"resamples": 50, **options})
 
 
 class _Tags(HTMLParser):
@@ -65,49 +72,49 @@ class _Tags(HTMLParser):
 
 def test_the_deciding_figure_comes_first_and_lies_in_its_interval() -> None:
     examples = [judged("cat", "cat"), judged("cat", "dog"), judged("dog", "dog"), judged("dog", "dog")] * 5
-    found = report("classify", examples, [Accuracy(), Matthews(LABELS)], LABELS, "matthews", resamples=200)
-    assert list(found.figures) == ["matthews", "accuracy"]
-    assert found.figures["accuracy"].value == 0.75
-    for figure in found.figures.values():
-        assert figure.low is not None
-        assert figure.high is not None
-        assert figure.low < figure.value < figure.high
+    found = build_report("classify", examples, [Accuracy(), MatthewsCorrelation(LABELS)], LABELS, "matthews", resamples=200)
+    assert list(found.metrics) == ["matthews", "accuracy"]
+    assert found.metrics["accuracy"].value == 0.75
+    for figure in found.metrics.values():
+        assert figure.ci_low is not None
+        assert figure.ci_high is not None
+        assert figure.ci_low < figure.value < figure.ci_high
 
 
 def test_a_deciding_figure_that_no_metric_has_is_named() -> None:
     with pytest.raises(InputError, match="'acuracy'; did you mean 'accuracy'"):
-        report("classify", [judged("cat", "cat")], [Accuracy()], LABELS, "acuracy", resamples=0)
+        build_report("classify", [judged("cat", "cat")], [Accuracy()], LABELS, "acuracy", resamples=0)
 
 
 def test_the_surest_mistake_comes_first() -> None:
     examples = [judged("cat", "dog", 0.4), judged("cat", "dog", 0.99), judged("dog", "dog", 1.0), judged("cat", "dog")]
     found = classified(*examples)
-    assert [one.confidence for one in found.worst] == [0.99, 0.9, 0.4]
-    assert found.wrong == 3
+    assert [one.confidence for one in found.worst_examples] == [0.99, 0.9, 0.4]
+    assert found.num_wrong == 3
 
 
 def test_of_numbers_the_farthest_comes_first() -> None:
     pairs = [(1.0, 1.5), (2.0, 5.0), (3.0, 3.0), (4.0, 4.25)]
-    examples = [Judged(Labelled("t", f"file:{right}", label=right), said, right) for said, right in pairs]
-    found = report("rate", examples, [Pearson()], (), "pearson", resamples=0)
-    assert [one.where for one in found.worst] == ["file:5.0", "file:1.5", "file:4.25"]
+    examples = [ScoredExample(TextExample("t", f"file:{right}", label=right), said, right) for said, right in pairs]
+    found = build_report("rate", examples, [Pearson()], (), "pearson", resamples=0)
+    assert [one.location for one in found.worst_examples] == ["file:5.0", "file:1.5", "file:4.25"]
 
 
 def test_classes_are_listed_from_the_lowest_f1_and_those_without_examples_last() -> None:
     found = classified(judged("cat", "cat"), judged("cat", "dog"), judged("dog", "dog"), judged("dog", "dog"))
-    assert [label for label, _ in found.hardest_classes()] == ["cat", "dog", "<b>emu</b>"]
+    assert [label for label, _ in found.worst_classes()] == ["cat", "dog", "<b>emu</b>"]
 
 
 def test_confusions_count_what_was_taken_for_what() -> None:
-    found = confused(["cat", "cat", "dog"], ["dog", "dog", "dog"], LABELS)
+    found = make_confusion_matrix(["cat", "cat", "dog"], ["dog", "dog", "dog"], LABELS)
     assert found is not None
     assert found.labels == ("cat", "dog")
     assert found.mistakes() == [("dog", "cat", 2)]
-    assert found.totals == (0, 3)
+    assert found.support == (0, 3)
 
 
 def test_confusions_of_tags_are_those_of_all_words() -> None:
-    found = confused([("O", "B"), ("O",)], [("O", "O"), ("B",)], ("B", "O"))
+    found = make_confusion_matrix([("O", "B"), ("O",)], [("O", "O"), ("B",)], ("B", "O"))
     assert found is not None
     assert found.mistakes() == [("B", "O", 1), ("O", "B", 1)]
 
@@ -117,59 +124,59 @@ def test_confusions_of_tags_are_those_of_all_words() -> None:
     [([1.0], [2.0]), ([frozenset("a")], [frozenset("b")]), ([1], [0]), (["Paris"], [("Paris", "in Paris")])],
 )
 def test_what_is_not_one_of_several_labels_has_no_confusions(said: list[Any], right: list[Any]) -> None:
-    assert confused(said, right, ("a", "b")) is None
+    assert make_confusion_matrix(said, right, ("a", "b")) is None
 
 
 def test_of_many_classes_those_without_mistakes_are_left_out() -> None:
     labels = tuple(f"label {i}" for i in range(40))
     said = [*labels, "label 1", "label 2"]
     right = [*labels, "label 0", "label 0"]
-    found = confused(said, right, labels)
+    found = make_confusion_matrix(said, right, labels)
     assert found is not None
-    assert found.hardest(30).labels == ("label 0", "label 1", "label 2")
-    assert found.hardest(30).totals == (3, 1, 1)
-    assert found.hardest(1).labels == ("label 0",)
+    assert found.most_confused(30).labels == ("label 0", "label 1", "label 2")
+    assert found.most_confused(30).support == (3, 1, 1)
+    assert found.most_confused(1).labels == ("label 0",)
 
 
 def test_examples_without_labels_are_counted_and_nothing_is_scored() -> None:
     found = classified(unlabelled=3)
-    assert (found.examples, found.unlabelled, found.figures) == (0, 3, {})
-    assert "3 further examples have no label" in page(found)
+    assert (found.num_examples, found.num_unlabeled, found.metrics) == (0, 3, {})
+    assert "3 further examples have no label" in render_html(found)
 
 
 # ---- how wrong, and where -------------------------------------------------------------------------------------------
 
 
 def test_an_answer_is_as_wrong_as_its_words_are_other_words() -> None:
-    question = Question("1", "Where?", "It is in Paris now", (Answer("Paris", 9),), "f:1")
-    assert error(Judged(question, "paris", ("Paris",))) == 0
-    assert error(Judged(question, "in Paris", ("Paris",))) == pytest.approx(1 / 3)
-    assert error(Judged(question, "", ("Paris",))) == 1
-    nowhere = Question("1", "Where?", "It is", (), "f:1", answerable=False)
-    assert error(Judged(nowhere, "", ())) == 0
-    assert error(Judged(nowhere, "It", ())) == 1
+    question = QAExample("1", "Where?", "It is in Paris now", (Answer("Paris", 9),), "f:1")
+    assert error_size(ScoredExample(question, "paris", ("Paris",))) == 0
+    assert error_size(ScoredExample(question, "in Paris", ("Paris",))) == pytest.approx(1 / 3)
+    assert error_size(ScoredExample(question, "", ("Paris",))) == 1
+    nowhere = QAExample("1", "Where?", "It is", (), "f:1", answerable=False)
+    assert error_size(ScoredExample(nowhere, "", ())) == 0
+    assert error_size(ScoredExample(nowhere, "It", ())) == 1
 
 
 def test_overlapping_spans_are_marked_apart_and_the_text_stays_whole() -> None:
-    question = Question("1", "Where?", "It is in Paris, France now", (Answer("Paris", 9),), "f:1")
-    shown = case(Judged(question, "in Paris, France", ("Paris",), 0.5, (6, 22)))
+    question = QAExample("1", "Where?", "It is in Paris, France now", (Answer("Paris", 9),), "f:1")
+    shown = make_case(ScoredExample(question, "in Paris, France", ("Paris",), 0.5, (6, 22)))
     assert "".join(piece.text for piece in shown.lines[1]) == question.context
-    marks = [(piece.text, piece.mark) for piece in shown.lines[1] if piece.mark]
+    marks = [(piece.text, piece.kind) for piece in shown.lines[1] if piece.kind]
     assert marks == [("in ", "wrong"), ("Paris", "right"), (", France", "wrong")]
 
 
 def test_tags_are_marked_word_by_word_and_the_text_stays_whole() -> None:
-    example = Tagged("Bob saw  Ann.", ("Bob", "saw", "Ann", "."), (0, 4, 9, 12), ("B", "O", "B", "O"), "f:1")
-    shown = case(Judged(example, ("B", "B", "O", "O"), example.tags, 0.5))
+    example = TaggedExample("Bob saw  Ann.", ("Bob", "saw", "Ann", "."), (0, 4, 9, 12), ("B", "O", "B", "O"), "f:1")
+    shown = make_case(ScoredExample(example, ("B", "B", "O", "O"), example.tags, 0.5))
     assert "".join(piece.text for piece in shown.lines[0]) == example.text
-    marks = {piece.text: (piece.mark, piece.note) for piece in shown.lines[0] if piece.mark}
+    marks = {piece.text: (piece.kind, piece.note) for piece in shown.lines[0] if piece.kind}
     assert marks == {"Bob": ("right", "B"), "saw": ("wrong", "B, not O"), "Ann": ("missed", "O, not B")}
 
 
 def test_the_option_that_was_chosen_and_the_right_one_are_marked() -> None:
-    shown = case(Judged(Choice("What?", ("a", "b", "c"), 1, "f:1"), 2, 1, 0.5))
-    assert [line[-1].mark for line in shown.lines] == ["", "", "missed", "wrong"]
-    assert (shown.predicted, shown.right) == ("3: c", "2: b")
+    shown = make_case(ScoredExample(MultipleChoiceExample("What?", ("a", "b", "c"), 1, "f:1"), 2, 1, 0.5))
+    assert [line[-1].kind for line in shown.lines] == ["", "", "missed", "wrong"]
+    assert (shown.predicted, shown.gold) == ("3: c", "2: b")
 
 
 # ---- the page -------------------------------------------------------------------------------------------------------
@@ -184,7 +191,7 @@ def nasty() -> Report:
 
 
 def test_nothing_in_the_data_becomes_a_part_of_the_page() -> None:
-    text = page(nasty())
+    text = render_html(nasty())
     tags = _Tags(text)
     assert tags.names.count("script") == 1
     assert "b" in tags.names  # the page has its own, but not the label's
@@ -194,7 +201,7 @@ def test_nothing_in_the_data_becomes_a_part_of_the_page() -> None:
 
 
 def test_a_page_needs_nothing_but_itself() -> None:
-    text = page(nasty())
+    text = render_html(nasty())
     assert _Tags(text).links == []
     assert "http" not in text
     assert "@import" not in text
@@ -202,25 +209,25 @@ def test_a_page_needs_nothing_but_itself() -> None:
 
 
 def test_a_page_is_for_phones_and_for_dark_rooms() -> None:
-    text = page(nasty())
+    text = render_html(nasty())
     assert 'name="viewport"' in text
     assert "prefers-color-scheme: dark" in text
 
 
 def test_every_kind_of_example_has_its_page() -> None:
-    question = Question("1", NASTY, NASTY, (Answer("quoted", NASTY.index("quoted")),), NASTY)
-    tagged = Tagged("Bob saw", ("Bob", "saw"), (0, 4), ("B", "O"), NASTY)
-    several = Labelled(NASTY, "f:1", label=("a",))
+    question = QAExample("1", NASTY, NASTY, (Answer("quoted", NASTY.index("quoted")),), NASTY)
+    tagged = TaggedExample("Bob saw", ("Bob", "saw"), (0, 4), ("B", "O"), NASTY)
+    several = TextExample(NASTY, "f:1", label=("a",))
     for metric, example, said, right in [
         (Squad(), question, "alert", ("quoted",)),
         (TokenAccuracy(), tagged, ("O", "O"), ("B", "O")),
-        (Accuracy(), Choice(NASTY, (NASTY, "b"), 0, "f:1"), 1, 0),
+        (Accuracy(), MultipleChoiceExample(NASTY, (NASTY, "b"), 0, "f:1"), 1, 0),
         (Accuracy(), several, frozenset(), frozenset("a")),
     ]:
-        found = report("task", [Judged(example, said, right, 0.5)], [metric], ("B", "O"), _first(metric), resamples=0)
-        tags = _Tags(page(found))
+        found = build_report("task", [ScoredExample(example, said, right, 0.5)], [metric], ("B", "O"), _first(metric), resamples=0)
+        tags = _Tags(render_html(found))
         assert (tags.wrong, tags.open, tags.names.count("script")) == ([], [], 1)
-        assert found.wrong == 1
+        assert found.num_wrong == 1
 
 
 def _first(metric: Any) -> str:
@@ -239,20 +246,20 @@ def test_curves_come_from_the_log_whatever_a_kill_left_of_it(tmp_path: Path) -> 
         {"kind": "valid", "step": 10, "accuracy": 0.5, "f1": 0.1},
     ]
     log.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"kind": "tra')
-    assert curves(log, "accuracy") == {"loss": [(5, 2.0)], "accuracy": [(10, 0.5)]}
-    assert curves(tmp_path / "gone.jsonl", "accuracy") == {}
+    assert read_learning_curves(log, "accuracy") == {"loss": [(5, 2.0)], "accuracy": [(10, 0.5)]}
+    assert read_learning_curves(tmp_path / "gone.jsonl", "accuracy") == {}
 
 
 def test_json_has_no_word_for_not_a_number() -> None:
-    examples = [Judged(Labelled("t", "f:1", label=1.0), 1.0, 1.0)] * 3
-    found = report("rate", examples, [Pearson()], (), "pearson", resamples=10)
-    told = json.loads(json.dumps(as_json(found), allow_nan=False))
+    examples = [ScoredExample(TextExample("t", "f:1", label=1.0), 1.0, 1.0)] * 3
+    found = build_report("rate", examples, [Pearson()], (), "pearson", resamples=10)
+    told = json.loads(json.dumps(to_dict(found), allow_nan=False))
     assert told["figures"]["pearson"] == {"value": None, "low": None, "high": None}
-    assert "undefined" in page(found)
+    assert "undefined" in render_html(found)
 
 
 def test_json_has_all_of_it() -> None:
-    told = as_json(nasty())
+    told = to_dict(nasty())
     assert told["worst"][0]["lines"][0][0]["text"] == NASTY[:1200]
     assert told["confusions"] == [{"right": "<b>emu</b>", "predicted": "cat", "count": 1}]
     assert told["curves"]["loss"] == [[10, 2.0], [20, 1.5]]
@@ -272,4 +279,4 @@ def test_json_has_all_of_it() -> None:
     ],
 )  # fmt: skip
 def test_a_person_sees_one_average_of_each_figure_first(names: str, kept: str) -> None:
-    assert main_figures(names.split()) == kept.split()
+    assert headline_metrics(names.split()) == kept.split()

@@ -8,12 +8,12 @@ import nltk.translate.meteor_score
 import pytest
 
 from qkv.errors import InputError
-from qkv.evaluate import meteor
-from qkv.evaluate.error_rate import ErrorRate
-from qkv.evaluate.known import METRICS, Choices, known
-from qkv.evaluate.meteor import Meteor
-from qkv.evaluate.rouge import Rouge
-from qkv.evaluate.translation import Bleu, Chrf
+from qkv.metrics import meteor
+from qkv.metrics.error_rate import ErrorRate
+from qkv.metrics.meteor import Meteor
+from qkv.metrics.registry import METRICS, MetricOptions, get_metric
+from qkv.metrics.rouge import Rouge
+from qkv.metrics.sacrebleu import Bleu, Chrf
 
 
 class Synonyms:
@@ -62,7 +62,7 @@ def test_lsum_takes_lines_for_sentences() -> None:
     said, right = "b c\na", "a\nb c"
     found = Rouge()([said], [[right]])
     assert found["rougeLsum"] == 1.0 > found["rougeL"]
-    assert Rouge(newline="<q>")(["b c <q> a"], [["a <q> b c"]])["rougeLsum"] == 1.0
+    assert Rouge(sentence_separator="<q>")(["b c <q> a"], [["a <q> b c"]])["rougeLsum"] == 1.0
 
 
 def test_the_closest_reference_counts_in_an_error_rate() -> None:
@@ -85,7 +85,7 @@ def test_a_missing_package_is_one_line_that_names_the_extra(
         monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(InputError, match=r"needs the package [a-z-]+; pip install 'qkv\[metrics\]'"):
-        known(name).make(Choices(), ())(["a"], [["a"]])
+        get_metric(name).make(MetricOptions(), ())(["a"], [["a"]])
 
 
 def test_texts_need_references() -> None:
@@ -96,9 +96,9 @@ def test_texts_need_references() -> None:
             metric(["a"], ["a"])
 
 
-@pytest.mark.parametrize("name", [name for name, one in METRICS.items() if one.kind == "texts" and name != "bertscore"])
+@pytest.mark.parametrize("name", [name for name, one in METRICS.items() if one.data_kind == "texts" and name != "bertscore"])
 def test_empty_texts_have_a_score(name: str) -> None:
-    metric = known(name).make(Choices(), ())
+    metric = get_metric(name).make(MetricOptions(), ())
     assert all(value >= 0 for value in metric(["", "a b", ""], [["a"], [""], [""]]).values())
 
 
@@ -106,4 +106,4 @@ def test_an_unknown_tokeniser_and_metric_are_answered_with_the_nearest() -> None
     with pytest.raises(InputError, match="did you mean '13a'"):
         Bleu(tokenize="v13a")(["a"], [["a"]])
     with pytest.raises(InputError, match="did you mean 'rouge'"):
-        known("rouge1")
+        get_metric("rouge1")

@@ -15,8 +15,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.image import imread
 from torch import Tensor
 
+from qkv.analysis import plot, plot_alignment, plot_alignments
 from qkv.errors import InputError
-from qkv.look import alignment, plot_alignment, plot_alignments
 
 LETTERS, PHONES = list("attention"), ["AH0", "T", "EH1", "N", "SH", "AH0", "N", "</s>"]
 SENTENCE = ["The", "agreement", "on", "the", "European", "Economic", "Area", "was", "signed", "in", "1992", "."]
@@ -35,13 +35,13 @@ def soft(target: list[str], source: list[str], heads: int | None = None) -> Tens
 def figures(monkeypatch: pytest.MonkeyPatch) -> Figures:
     """The figures that were drawn."""
     drawn: Figures = []
-    write = alignment._write
+    write = plot._save_figure
 
     def keep(figure: Any, file: Path) -> None:
         write(figure, file)
         drawn.append(figure)
 
-    monkeypatch.setattr(alignment, "_write", keep)
+    monkeypatch.setattr(plot, "_write", keep)
     return drawn
 
 
@@ -200,9 +200,9 @@ def test_a_failed_write_leaves_the_old_picture_and_nothing_else(
 def test_matplotlib_is_imported_only_to_draw_and_pyplot_never(tmp_path: Path) -> None:
     code = f"""
 import sys, torch
-import qkv.look
+import qkv.analysis
 assert "matplotlib" not in sys.modules
-qkv.look.plot_alignment(torch.eye(2), ["a", "b"], ["x", "y"], {str(tmp_path / "a.png")!r})
+qkv.analysis.plot_alignment(torch.eye(2), ["a", "b"], ["x", "y"], {str(tmp_path / "a.png")!r})
 assert "matplotlib.pyplot" not in sys.modules
 """
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from qkv import nn, spec
+from qkv.analysis import capture_attention
+from qkv.analysis.capture import named_attentions
 from qkv.errors import InputError
-from qkv.families import family
-from qkv.look import capture
-from qkv.look.capture import attentions
+from qkv.families import get_family
 from qkv.nn import Ragged
 
 SOURCES, TARGETS = [5, 2, 7], [3, 6, 1]  # neither sorted nor alike, so that order and cropping show
@@ -25,7 +25,7 @@ every_model = pytest.mark.parametrize(("name", "shape"), MODELS, ids=lambda v: v
 
 def make(name: str, shape: dict[str, Any]) -> Any:
     torch.manual_seed(0)
-    f = family(name)
+    f = get_family(name)
     first = next(iter(f.SIZES.values()))
     return nn.build(f.spec(dataclasses.replace(first, **shape), source=20, target=30))
 
@@ -39,7 +39,7 @@ def batch() -> tuple[Ragged, Ragged]:
 @every_model
 def test_rows_sum_to_one_and_maps_are_cropped_in_batch_order(name: str, shape: dict[str, Any]) -> None:
     model = make(name, shape)
-    with capture(model) as maps:
+    with capture_attention(model) as maps:
         model(*batch())
     assert maps
     for layer, sequences in maps.items():
@@ -62,7 +62,7 @@ def test_capture_changes_no_output_and_gradients_flow(name: str, shape: dict[str
     plain.square().sum().backward()
     gradients = {n: p.grad.clone() for n, p in model.named_parameters()}
     model.zero_grad()
-    with capture(model):
+    with capture_attention(model):
         watched = model(source, target)
     assert torch.allclose(watched, plain, atol=1e-6)
     watched.square().sum().backward()
@@ -74,10 +74,10 @@ def test_capture_changes_no_output_and_gradients_flow(name: str, shape: dict[str
 def test_a_sentences_map_does_not_depend_on_its_batch_mates(name: str, shape: dict[str, Any]) -> None:
     model = make(name, shape)
     source, target = batch()
-    with capture(model) as together:
+    with capture_attention(model) as together:
         model(source, target)
     for i, (s, t) in enumerate(zip(source.sequences(), target.sequences(), strict=True)):
-        with capture(model) as alone:
+        with capture_attention(model) as alone:
             model(Ragged.pack([s]), Ragged.pack([t]))
         for layer in together:
             assert torch.allclose(together[layer][i], alone[layer][0], atol=1e-6), layer
@@ -88,9 +88,9 @@ def test_stepping_gives_the_map_of_the_whole_forward(name: str, shape: dict[str,
     model = make(name, shape).eval()
     source = batch()[0]
     target = torch.randint(4, 30, (len(SOURCES), 4))
-    with torch.inference_mode(), capture(model) as whole:
+    with torch.inference_mode(), capture_attention(model) as whole:
         model(source, Ragged.pack(target))
-    with torch.inference_mode(), capture(model) as stepped:
+    with torch.inference_mode(), capture_attention(model) as stepped:
         state = model.begin(model.encode(source), rows=len(SOURCES), limit=4)
         for tokens in target.T:
             _, state = model.step(tokens, state)
@@ -103,7 +103,7 @@ def test_beams_of_a_sentence_are_queries_side_by_side() -> None:
     model = make("rnn", RNN).eval()
     source = batch()[0]
     tokens = torch.tensor([4, 5, 6, 7, 8, 9])
-    with torch.inference_mode(), capture(model) as maps:
+    with torch.inference_mode(), capture_attention(model) as maps:
         state = model.begin(model.encode(source), rows=6, limit=4)
         for _ in range(3):
             _, state = model.step(tokens, state)
@@ -115,9 +115,9 @@ def test_the_maps_are_those_of_the_last_batch(name: str, shape: dict[str, Any]) 
     model = make(name, shape)
     source, target = batch()
     other = Ragged.pack([torch.tensor([7, 8])]), Ragged.pack([torch.tensor([9])])
-    with capture(model) as once:
+    with capture_attention(model) as once:
         model(source, target)
-    with capture(model) as twice:
+    with capture_attention(model) as twice:
         model(*other)
         model(source, target)
     for layer in once:
@@ -127,7 +127,7 @@ def test_the_maps_are_those_of_the_last_batch(name: str, shape: dict[str, Any]) 
 
 def test_encoding_the_next_sentences_drops_what_was_stepped_before() -> None:
     model = make("rnn", RNN).eval()
-    with torch.inference_mode(), capture(model) as maps:
+    with torch.inference_mode(), capture_attention(model) as maps:
         for _ in range(2):
             state = model.begin(model.encode(batch()[0]), rows=3, limit=4)
             model.step(torch.tensor([4, 5, 6]), state)
@@ -137,7 +137,7 @@ def test_encoding_the_next_sentences_drops_what_was_stepped_before() -> None:
 def test_decoding_anew_from_one_encoding_keeps_the_encoders_maps() -> None:
     model = make("transformer", TRANSFORMER)
     source, target = batch()
-    with capture(model) as maps:
+    with capture_attention(model) as maps:
         memory = model.encode(source)
         for _ in range(2):
             model.decode(memory, target)
@@ -147,7 +147,7 @@ def test_decoding_anew_from_one_encoding_keeps_the_encoders_maps() -> None:
 
 def test_clear_forgets() -> None:
     model = make("rnn", RNN)
-    with capture(model) as maps:
+    with capture_attention(model) as maps:
         model(*batch())
         maps.clear()
     assert maps["decoder.attention"] == []
@@ -155,22 +155,22 @@ def test_clear_forgets() -> None:
 
 def test_names_are_those_of_the_parts() -> None:
     blocks = [f"decoder.{i}.{part}" for i in range(2) for part in ("attention", "cross")]
-    assert list(attentions(make("transformer", TRANSFORMER))) == ["encoder.0.attention", "encoder.1.attention", *blocks]
-    assert list(attentions(make("rnn", RNN))) == ["decoder.attention"]
+    assert list(named_attentions(make("transformer", TRANSFORMER))) == ["encoder.0.attention", "encoder.1.attention", *blocks]
+    assert list(named_attentions(make("rnn", RNN))) == ["decoder.attention"]
 
 
 @pytest.mark.parametrize("layers", ["decoder.*.cross", ["decoder.0.cross", "decoder.1.cross"], ("*.cross",)])
 def test_only_the_layers_that_are_asked_for_are_watched(layers: Any) -> None:
     model = make("transformer", TRANSFORMER)
-    with capture(model, layers=layers) as maps:
-        watched = {name for name, module in attentions(model).items() if module.sink is not None}
+    with capture_attention(model, layers=layers) as maps:
+        watched = {name for name, module in named_attentions(model).items() if module.hook is not None}
         model(*batch())
     assert set(maps) == watched == {"decoder.0.cross", "decoder.1.cross"}
 
 
 def test_only_the_heads_that_are_asked_for_are_kept() -> None:
     model = make("transformer", TRANSFORMER)
-    with capture(model) as every, capture(model, heads=[3, 1]) as some:
+    with capture_attention(model) as every, capture_attention(model, heads=[3, 1]) as some:
         model(*batch())
     for layer in every:
         for a, b in zip(every[layer], some[layer], strict=True):
@@ -180,22 +180,22 @@ def test_only_the_heads_that_are_asked_for_are_kept() -> None:
 def test_an_unknown_layer_is_refused_and_the_nearest_named() -> None:
     model = make("transformer", TRANSFORMER)
     with pytest.raises(InputError, match=r"'decoder\.0\.crosss'; did you mean 'decoder\.0\.cross'"):
-        capture(model, layers="decoder.0.crosss").__enter__()
+        capture_attention(model, layers="decoder.0.crosss").__enter__()
     none = make("rnn", RNN | {"attention": "none"})
     with pytest.raises(InputError, match="no attention"):
-        capture(none, layers="decoder.attention").__enter__()
-    assert all(module.sink is None for module in attentions(model).values())
+        capture_attention(none, layers="decoder.attention").__enter__()
+    assert all(module.hook is None for module in named_attentions(model).values())
 
 
 @pytest.mark.parametrize("heads", [[4], [-1], []])
 def test_a_head_that_is_not_there_is_refused(heads: list[int]) -> None:
     with pytest.raises(InputError, match="heads"):
-        capture(make("transformer", TRANSFORMER), heads=heads).__enter__()
+        capture_attention(make("transformer", TRANSFORMER), heads=heads).__enter__()
 
 
 def test_a_model_without_attention_has_no_maps() -> None:
     model = make("rnn", RNN | {"attention": "none"})
-    with capture(model) as maps:
+    with capture_attention(model) as maps:
         model(*batch())
     assert len(maps) == 0
 
@@ -210,17 +210,17 @@ def test_what_was_there_is_back_after_an_exception() -> None:
     watched = model.decoder.blocks[0].cross
     watched.sink = earlier = lambda weights, *_: seen.append(len(weights))
     model.head.register_forward_hook(stop)
-    with pytest.raises(RuntimeError, match="stop"), capture(model):
+    with pytest.raises(RuntimeError, match="stop"), capture_attention(model):
         model(*batch())
     assert watched.sink is earlier
     assert seen == [3]  # who watched before went on watching
-    assert [m.sink for m in attentions(model).values() if m is not watched] == [None] * 5
+    assert [m.hook for m in named_attentions(model).values() if m is not watched] == [None] * 5
     assert not any(module._forward_pre_hooks for module in model.modules())
 
 
 def test_a_map_holds_no_more_memory_than_it_shows() -> None:
     model = make("transformer", TRANSFORMER)
-    with capture(model) as maps:
+    with capture_attention(model) as maps:
         model(*batch())
     short = maps["encoder.0.attention"][1]
     assert short.untyped_storage().nbytes() == short.numel() * 4
@@ -228,15 +228,15 @@ def test_a_map_holds_no_more_memory_than_it_shows() -> None:
 
 def test_a_classifiers_learned_query_and_a_language_model_are_watched_too() -> None:
     s = make("transformer", TRANSFORMER).spec
-    pool = spec.Attention(width=16, score="additive", project=False)
-    head = spec.Head(kind="sequence", width=16, outputs=3, pool=pool)
-    classifier = nn.build(spec.Model(family="test", encoder=s.encoder, source=s.source, head=head))
-    with capture(classifier) as maps:
+    pool = spec.Attention(query_dim=16, score_fn="additive", use_projections=False)
+    head = spec.Head(kind="sequence", d_model=16, num_outputs=3, pool=pool)
+    classifier = nn.build(spec.Model(family="test", encoder=s.encoder, source_embedding=s.source, head=head))
+    with capture_attention(classifier) as maps:
         classifier(batch()[0])
     assert [tuple(m.shape) for m in maps["head.pool.attention"]] == [(1, 1, m) for m in SOURCES]
     alone = spec.replace(s.decoder, block=spec.replace(s.decoder.block, cross=None))
-    writer = nn.build(spec.Model(family="test", decoder=alone, target=s.target, head=s.head))
-    with capture(writer) as maps:
+    writer = nn.build(spec.Model(family="test", decoder=alone, target_embedding=s.target, head=s.head))
+    with capture_attention(writer) as maps:
         for _ in range(2):
             writer(batch()[1])
     assert [tuple(m.shape) for m in maps["decoder.1.attention"]] == [(4, n, n) for n in TARGETS]
@@ -246,7 +246,7 @@ def test_a_classifiers_learned_query_and_a_language_model_are_watched_too() -> N
 def test_a_bare_part_can_be_watched() -> None:
     stack = make("transformer", TRANSFORMER).encoder
     x = Ragged.pack(torch.randn(n, 16) for n in SOURCES)
-    with capture(stack) as maps:
+    with capture_attention(stack) as maps:
         for _ in range(2):
             stack(x)
     assert list(maps) == ["0.attention", "1.attention"]

@@ -10,11 +10,11 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from qkv import nn, spec
+from qkv.analysis import capture_attention, cost, render_cost_table
+from qkv.analysis.cost import AttentionCost
+from qkv.analysis.cost_table import format_quantity
 from qkv.errors import InputError
-from qkv.families import family
-from qkv.look import capture, cost, render
-from qkv.look.bill import human
-from qkv.look.cost import AttentionCost
+from qkv.families import get_family
 from qkv.nn import Ragged
 
 pytestmark = pytest.mark.filterwarnings("ignore:TF32 acceleration")  # what switching oneDNN off has to say
@@ -38,7 +38,7 @@ MODELS = [("transformer", shape) for shape in TRANSFORMERS] + [("rnn", shape) fo
 
 
 def make(name: str, shape: dict[str, Any], vocabulary: int = 50) -> spec.Model:
-    f = family(name)
+    f = get_family(name)
     first = next(iter(f.SIZES.values()))
     made: spec.Model = f.spec(dataclasses.replace(first, **shape), source=vocabulary, target=vocabulary)
     return made
@@ -51,20 +51,20 @@ def one_pair() -> tuple[Ragged, Ragged]:
 def counted(model: Any, *inputs: Ragged) -> int:
     """FLOPs of a real forward pass, every product visible: explicit attention, cells without oneDNN's own kernel."""
     plain_cells = torch.backends.mkldnn.flags(enabled=False)
-    with capture(model), plain_cells, FlopCounterMode(display=False) as counter:
+    with capture_attention(model), plain_cells, FlopCounterMode(display=False) as counter:
         model.eval()(*inputs)
     return int(counter.get_total_flops())
 
 
 def value(formula: str, a: AttentionCost, m: int = M, n: int = N) -> float:
     """A formula's number."""
-    return float(eval(formula.replace("·", "*").replace("²", "**2"), {"M": m, "N": n, "k": a.width}))
+    return float(eval(formula.replace("·", "*").replace("²", "**2"), {"M": m, "N": n, "k": a.query_dim}))
 
 
 @pytest.mark.parametrize(("name", "shape"), MODELS)
 def test_forward_flops_are_those_of_a_real_forward_pass(name: str, shape: dict[str, Any]) -> None:
     s = make(name, shape)
-    assert cost(s, source_length=M, target_length=N).forward_pair == counted(nn.build(s), *one_pair())
+    assert cost(s, source_length=M, target_length=N).forward_flops == counted(nn.build(s), *one_pair())
 
 
 @pytest.mark.parametrize(("name", "shape"), MODELS)
@@ -78,28 +78,28 @@ def test_parameters_are_those_of_the_built_model(name: str, shape: dict[str, Any
 @pytest.mark.parametrize(("name", "shape"), MODELS)
 def test_source_and_target_tokens_make_up_the_pair(name: str, shape: dict[str, Any]) -> None:
     c = cost(make(name, shape), source_length=M, target_length=N)
-    pair = M * sum(c.source_token.values()) + N * sum(c.target_token.values())
-    assert c.forward_pair - N < pair <= c.forward_pair  # what is done once a pair is rounded down to a token's share
+    pair = M * sum(c.flops_per_source_token.values()) + N * sum(c.flops_per_target_token.values())
+    assert c.forward_flops - N < pair <= c.forward_flops  # what is done once a pair is rounded down to a token's share
 
 
 @pytest.mark.parametrize(("name", "shape"), MODELS)
 def test_every_formula_gives_the_count_beside_it(name: str, shape: dict[str, Any]) -> None:
     c = cost(make(name, shape), source_length=M, target_length=N)
     for a in c.attentions:
-        assert value(a.formula, a) == a.layer
-        assert a.total == a.layer * a.layers == c.attention[a.name]
-        assert value(a.projections or "0", a) * a.layers == c.linear.get(a.name, 0)
+        assert value(a.formula, a) == a.flops_per_layer
+        assert a.total_flops == a.flops_per_layer * a.num_layers == c.attention_flops[a.name]
+        assert value(a.projection_formula or "0", a) * a.num_layers == c.linear_flops.get(a.name, 0)
 
 
 def test_the_three_attentions_of_the_transformer() -> None:
     """Problem: Machine Translation, question 3 (Transformers and Pretraining)."""
     found = cost(make("transformer", TRANSFORMER), source_length=M, target_length=N).attentions
-    assert {a.name: (a.formula, a.projections) for a in found} == {
+    assert {a.name: (a.formula, a.projection_formula) for a in found} == {
         "encoder self-attention": ("4·M²·k", "8·M·k²"),
         "decoder cross-attention": ("4·M·N·k", "4·N·k² + 4·M·k²"),
         "decoder self-attention": ("4·N²·k", "8·N·k²"),
     }
-    assert [a.layers for a in found] == [2, 3, 3]
+    assert [a.num_layers for a in found] == [2, 3, 3]
 
 
 @pytest.mark.parametrize(
@@ -120,12 +120,12 @@ def test_each_score_has_its_own_formula_and_the_keys_share_is_paid_once_a_source
 
 def test_a_width_that_is_no_multiple_is_written_as_a_number() -> None:
     s = make("transformer", TRANSFORMER)
-    odd = spec.replace(s.encoder.block.attention, key=5, value=7)  # type: ignore[union-attr]
+    odd = spec.replace(s.encoder.block.self_attention, key=5, value=7)  # type: ignore[union-attr]
     block = spec.replace(s.encoder.block, attention=odd)  # type: ignore[union-attr]
     s = spec.replace(s, encoder=spec.replace(s.encoder, block=block))  # type: ignore[type-var]
     c = cost(s, source_length=M, target_length=N)
     assert c.attentions[0].formula == "96·M²"
-    assert c.forward_pair == counted(nn.build(s), *one_pair())
+    assert c.forward_flops == counted(nn.build(s), *one_pair())
 
 
 def test_a_second_language_costs_the_decoder_again() -> None:
@@ -134,24 +134,24 @@ def test_a_second_language_costs_the_decoder_again() -> None:
     model = nn.build(s).eval()
     source, target = one_pair()
     memory = model.encode(source)  # type: ignore[union-attr,operator]
-    with capture(model), FlopCounterMode(display=False) as again, torch.no_grad():
+    with capture_attention(model), FlopCounterMode(display=False) as again, torch.no_grad():
         model.head(model.decode(memory, target))  # type: ignore[union-attr,operator,misc]
-    assert cost(s, source_length=M, target_length=N).second_target == again.get_total_flops()
+    assert cost(s, source_length=M, target_length=N).second_target_flops == again.get_total_flops()
 
 
 def test_a_cached_decoder_needs_half_of_the_scores_that_are_counted() -> None:
     s = make("transformer", TRANSFORMER)
     model: Any = nn.build(s).eval()
     source, target = one_pair()
-    with torch.no_grad(), capture(model):
+    with torch.no_grad(), capture_attention(model):
         memory = model.encode(source)
         with FlopCounterMode(display=False) as stepped:
             state = model.begin(memory, rows=1, limit=N)
             for token in target.values:
                 _, state = model.step(token[None], state)
     c = cost(s, source_length=M, target_length=N)
-    hidden_by_the_mask = c.attention["decoder self-attention"] * (N - 1) // (2 * N)
-    assert stepped.get_total_flops() == c.second_target - hidden_by_the_mask
+    hidden_by_the_mask = c.attention_flops["decoder self-attention"] * (N - 1) // (2 * N)
+    assert stepped.get_total_flops() == c.second_target_flops - hidden_by_the_mask
 
 
 def test_what_is_tied_is_counted_once() -> None:
@@ -163,7 +163,7 @@ def test_what_is_tied_is_counted_once() -> None:
 
 def test_the_papers_base_model_has_65_million_parameters() -> None:
     """Table 3 of Vaswani et al. 2017, with the joint vocabulary of about 37,000."""
-    f = family("transformer")
+    f = get_family("transformer")
     s = f.spec(dataclasses.replace(f.SIZES["base"], shared=True), source=37000, target=37000)
     parameters = cost(s, source_length=M, target_length=N).parameters
     assert parameters["total"] == pytest.approx(65e6, rel=0.04)
@@ -178,44 +178,44 @@ def test_no_weights_are_made() -> None:
 @pytest.mark.parametrize(("cell", "gates"), [("lstm", 4), ("gru", 3)])
 def test_a_cell_costs_its_gates(cell: str, gates: int) -> None:
     c = cost(make("rnn", RNN | {"cell": cell}), source_length=M, target_length=N)
-    assert c.linear["encoder recurrence"] == M * 2 * (2 * gates * 16 * (24 + 16))  # two directions of half the width
-    assert c.linear["decoder recurrence"] == N * 2 * gates * 32 * (24 + 32 + 32)  # input and context, and the state
+    assert c.linear_flops["encoder recurrence"] == M * 2 * (2 * gates * 16 * (24 + 16))  # two directions of half the width
+    assert c.linear_flops["decoder recurrence"] == N * 2 * gates * 32 * (24 + 32 + 32)  # input and context, and the state
 
 
 @pytest.mark.parametrize("pool", [None, "additive", "scaled_dot"])
 def test_a_classifier_is_counted_too(pool: Any) -> None:
     s = make("transformer", TRANSFORMER)
-    asks = None if pool is None else spec.Attention(width=32, score=pool, project=False)
-    head = spec.Head(kind="sequence", width=32, outputs=3, pool=asks)
-    s = spec.Model(family="test", encoder=s.encoder, source=s.source, head=head)
+    asks = None if pool is None else spec.Attention(query_dim=32, score_fn=pool, use_projections=False)
+    head = spec.Head(kind="sequence", d_model=32, num_outputs=3, pool=asks)
+    s = spec.Model(family="test", encoder=s.encoder, source_embedding=s.source_embedding, head=head)
     c = cost(s, source_length=M, target_length=N)
-    assert c.forward_pair == counted(nn.build(s), one_pair()[0])
+    assert c.forward_flops == counted(nn.build(s), one_pair()[0])
     assert c.target_length == 0
-    assert c.target_token == {}
-    assert "head" in render(c)
+    assert c.flops_per_target_token == {}
+    assert "head" in render_cost_table(c)
 
 
 def test_a_language_model_is_counted_too() -> None:
     s = make("transformer", TRANSFORMER)
     block = spec.replace(s.decoder.block, cross=None)  # type: ignore[union-attr]
-    s = spec.Model(family="test", decoder=spec.replace(s.decoder, block=block), target=s.target, head=s.head)  # type: ignore[type-var]
+    s = spec.Model(family="test", decoder=spec.replace(s.decoder, block=block), target_embedding=s.target_embedding, head=s.head)  # type: ignore[type-var]
     c = cost(s, source_length=M, target_length=N)
-    assert c.forward_pair == counted(nn.build(s), one_pair()[1])
+    assert c.forward_flops == counted(nn.build(s), one_pair()[1])
     assert [a.formula for a in c.attentions] == ["4·N²·k"]
-    assert "second language" not in render(c)
+    assert "second language" not in render_cost_table(c)
 
 
 def test_training_is_three_forwards_and_a_run_its_tokens() -> None:
     s = make("transformer", TRANSFORMER)
     c = cost(s, source_length=M, target_length=N, batch_tokens=1000, steps=10)
-    assert c.training_pair == 3 * c.forward_pair
-    assert c.run == pytest.approx(10 * 100 * c.training_pair)  # a pair has 12 tokens, 10 of which a budget counts
-    assert cost(s, source_length=M, target_length=N, steps=10).run is None
+    assert c.training_flops == 3 * c.forward_flops
+    assert c.total_training_flops == pytest.approx(10 * 100 * c.training_flops)  # a pair has 12 tokens, 10 of which a budget counts
+    assert cost(s, source_length=M, target_length=N, steps=10).total_training_flops is None
     model: Any = nn.build(s)
-    with capture(model), FlopCounterMode(display=False) as counter:
+    with capture_attention(model), FlopCounterMode(display=False) as counter:
         model(*one_pair()).sum().backward()
     # the first layer on each side needs no gradient of its input, but here it is an embedding, which does
-    assert counter.get_total_flops() == pytest.approx(c.training_pair, rel=0.01)
+    assert counter.get_total_flops() == pytest.approx(c.training_flops, rel=0.01)
 
 
 @pytest.mark.parametrize(("name", "shape"), [*MODELS[:3], ("rnn", RNN), ("rnn", RNN | {"attention": "mlp"})])
@@ -280,17 +280,17 @@ def test_a_length_that_the_model_does_not_take_is_refused(length: int) -> None:
     ],
 )
 def test_numbers_have_three_digits_and_a_prefix(number: float, unit: str, text: str) -> None:
-    assert human(number, unit) == text
+    assert format_quantity(number, unit) == text
 
 
 @pytest.mark.parametrize(("name", "shape"), MODELS)
 def test_the_table_is_aligned_and_names_every_part(name: str, shape: dict[str, Any]) -> None:
     c = cost(make(name, shape), source_length=M, target_length=N, batch_tokens=1000, steps=100)
-    text = render(c)
+    text = render_cost_table(c)
     lines = text.splitlines()
     begin = next(i for i, line in enumerate(lines) if line.startswith("part "))
     parts = lines[begin : lines.index("", begin)]
     assert len({len(line) for line in parts}) == 1
-    assert all(part in text for part in [*c.parameters, *c.linear, *c.attention, *(a.formula for a in c.attentions)])
+    assert all(part in text for part in [*c.parameters, *c.linear_flops, *c.attention_flops, *(a.formula for a in c.attentions)])
     assert max(map(len, lines)) <= 120
     assert not text.endswith("\n")  # print adds it

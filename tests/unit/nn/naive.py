@@ -7,10 +7,10 @@ import math
 import torch
 from torch import Tensor
 
-from qkv.nn.score import Score
+from qkv.nn.attention_score import AttentionScore
 
 
-def raw_score(score: Score, head: int, query: Tensor, key: Tensor) -> Tensor:
+def raw_score(score: AttentionScore, head: int, query: Tensor, key: Tensor) -> Tensor:
     """g(k, q) of one head, as the slides print it."""
     if score.kind == "dot":
         return torch.dot(key, query)
@@ -24,10 +24,10 @@ def raw_score(score: Score, head: int, query: Tensor, key: Tensor) -> Tensor:
     if score.kind == "additive":
         return vector @ torch.tanh(hidden)
     first = torch.relu(hidden + score.bias[head, 0, 0])
-    return vector @ torch.relu(score.inner[head].T @ first + score.inner_bias[head, 0, 0])
+    return vector @ torch.relu(score.hidden_weight[head].T @ first + score.hidden_bias[head, 0, 0])
 
 
-def one_sequence(score: Score, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+def one_sequence(score: AttentionScore, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     """[N, H, query], [M, H, key], [M, H, value] -> [N, H, value]"""
     rows = []
     for i in range(len(q)):
@@ -40,7 +40,7 @@ def one_sequence(score: Score, q: Tensor, k: Tensor, v: Tensor, causal: bool) ->
 
 
 def naive_attend(
-    score: Score, q: Tensor, k: Tensor, v: Tensor, queries: list[int], keys: list[int], causal: bool
+    score: AttentionScore, q: Tensor, k: Tensor, v: Tensor, queries: list[int], keys: list[int], causal: bool
 ) -> Tensor:
     parts = zip(q.split(queries), k.split(keys), v.split(keys), strict=True)
     return torch.cat([one_sequence(score, *part, causal) for part in parts])

@@ -9,11 +9,11 @@ from qkv import spec
 from qkv.errors import InputError
 from qkv.families import bert, gpt2, rnn, t5
 from qkv.nn import Ragged, build
-from qkv.nn.model import altered, beside_body, hollow
+from qkv.nn.model import build_on_meta, is_head_or_lora, set_features_and_lora
 
-BERT = bert.spec(bert.Shape(width=16, heads=2, layers=3, hidden=24, length=16), source=30, head="sequence")
-GPT2 = gpt2.spec(gpt2.Shape(width=16, heads=2, layers=2, length=16), target=30, head="sequence")
-T5 = t5.spec(t5.Shape(width=16, heads=2, key=8, layers=2, hidden=24, gated=True), source=30, target=30, head="sequence")
+BERT = bert.make_spec(bert.Config(d_model=16, heads=2, layers=3, d_ff=24, max_length=16), source_vocab_size=30, head="sequence")
+GPT2 = gpt2.make_spec(gpt2.Config(d_model=16, heads=2, layers=2, max_length=16), target_vocab_size=30, head="sequence")
+T5 = t5.make_spec(t5.Config(d_model=16, heads=2, d_kv=8, layers=2, d_ff=24, gated=True), source_vocab_size=30, target_vocab_size=30, head="sequence")
 # matrices of a size at which a layer's answer matters
 SPECS = {name: spec.replace(s, spread=0.3) for name, s in (("bert", BERT), ("gpt2", GPT2), ("t5", T5))}
 EVERY = ("q", "k", "v", "o", "up", "down")
@@ -25,13 +25,13 @@ def texts() -> Ragged:
 
 def logits(model):
     x = texts()
-    return model(x, x.shifted(model.spec.start)) if model.spec.encoder and model.spec.decoder else model(x)
+    return model(x, x.shift_right(model.spec.start)) if model.spec.encoder and model.spec.decoder else model(x)
 
 
 def adapted(s: spec.Model, **fields) -> torch.nn.Module:
     torch.manual_seed(1)
     model = build(s).eval()
-    altered(model, "last", spec.Adapters(**fields))
+    set_features_and_lora(model, "last", spec.LoraConfig(**fields))
     return model
 
 
@@ -54,7 +54,7 @@ def test_fresh_adapters_change_no_logit(family):
 def test_merged_matrices_do_what_adapters_did(family):
     model = stirred(adapted(SPECS[family], rank=2, matrices=EVERY))
     before = logits(model)
-    altered(model, "last", None)
+    set_features_and_lora(model, "last", None)
     assert (logits(model) - before).abs().max() < 1e-5
     assert not any(name.endswith((".into", ".back")) for name in model.state_dict())
     torch.manual_seed(1)
@@ -72,7 +72,7 @@ def test_the_paper_formula_is_what_a_layer_computes():
 
 def test_a_spec_with_adapters_builds_them():
     model = stirred(adapted(BERT, rank=3, matrices=("v",)))
-    again = hollow(spec.from_json(spec.to_json(model.spec)))
+    again = build_on_meta(spec.from_json(spec.to_json(model.spec)))
     assert {n: p.shape for n, p in again.named_parameters()} == {n: p.shape for n, p in model.named_parameters()}
     assert model.spec.adapters.matrices == ("v",)
 
@@ -84,13 +84,13 @@ def test_a_frozen_body_with_adapters_trains_them_and_the_head_alone():
     assert model.encoder.training
     logits(model).sum().backward()
     for name, parameter in model.named_parameters():
-        assert (parameter.grad is not None) == beside_body(name), name
+        assert (parameter.grad is not None) == is_head_or_lora(name), name
     moved = {name for name, p in model.named_parameters() if p.grad is not None}
     assert moved == {n for n, _ in model.named_parameters() if n.startswith("head.") or n.endswith((".into", ".back"))}
 
 
 def test_gradients_of_adapters_are_the_same_where_layers_are_worked_out_again():
-    from qkv.nn.stack import recompute
+    from qkv.nn.stack import enable_activation_checkpointing
 
     def gradients(prepare):
         model = stirred(adapted(BERT, rank=2, matrices=("q", "down")))
@@ -101,7 +101,7 @@ def test_gradients_of_adapters_are_the_same_where_layers_are_worked_out_again():
         logits(model).square().sum().backward()
         return {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
 
-    plain, again = gradients(lambda _: None), gradients(recompute)
+    plain, again = gradients(lambda _: None), gradients(enable_activation_checkpointing)
     assert plain.keys() == again.keys()
     assert all(torch.equal(plain[name], again[name]) for name in plain)
 
@@ -117,4 +117,4 @@ def test_a_layer_that_is_not_there_is_named(matrices, said):
 
 def test_a_recurrent_model_has_no_place_for_adapters():
     with pytest.raises(InputError, match="no block of this model has a layer 'q'"):
-        adapted(rnn.spec(rnn.Shape(width=8, hidden=8), source=30, head="sequence"))
+        adapted(rnn.make_spec(rnn.Config(d_model=8, hidden_size=8), source_vocab_size=30, head="sequence"))

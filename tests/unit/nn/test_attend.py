@@ -10,10 +10,10 @@ from naive import naive_attend
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from qkv.nn import Layout
-from qkv.nn.attend import attend, choose
-from qkv.nn.mask import Causal, Full
-from qkv.nn.score import Score
+from qkv.nn import BatchLayout
+from qkv.nn.attention_score import AttentionScore
+from qkv.nn.kernels import attend, select_kernel
+from qkv.nn.mask import Bidirectional, Causal
 from qkv.spec import Attention
 
 DOTS = ["dot", "scaled_dot", "bilinear"]
@@ -23,7 +23,7 @@ EVEN = [*KERNELS, "even"]  # what also takes sequences of one length
 
 @dataclass
 class Case:
-    score: Score
+    score: AttentionScore
     q: Tensor
     k: Tensor
     v: Tensor
@@ -35,9 +35,9 @@ class Case:
         return [self.q, self.k, self.v, *self.score.parameters()]
 
     def ours(self, kernel: str | None, **options: object) -> Tensor:
-        queries = Layout(self.queries)
-        keys = queries if self.causal else Layout(self.keys)
-        mask = Causal() if self.causal else Full()
+        queries = BatchLayout(self.queries)
+        keys = queries if self.causal else BatchLayout(self.keys)
+        mask = Causal() if self.causal else Bidirectional()
         return attend(self.q, self.k, self.v, queries, keys, score=self.score, mask=mask, kernel=kernel, **options)
 
     def naive(self) -> Tensor:
@@ -46,7 +46,7 @@ class Case:
 
 def make(kind: str, heads: int, sizes: tuple[int, int], queries: list[int], keys: list[int], causal: bool) -> Case:
     size, value = sizes
-    score = Score(Attention(width=heads * size, heads=heads, score=kind)).double()
+    score = AttentionScore(Attention(query_dim=heads * size, heads=heads, score_fn=kind)).double()
 
     def numbers(tokens: int, width: int) -> Tensor:
         return torch.randn(tokens, heads, width, dtype=torch.double, requires_grad=True)
@@ -148,11 +148,11 @@ def test_sequences_of_very_different_lengths_give_the_gradients_of_the_formula(k
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_one_layout_serves_memories_of_several_layouts(kernel: str) -> None:
-    queries, outputs, expected = Layout([2, 3]), [], []
+    queries, outputs, expected = BatchLayout([2, 3]), [], []
     for keys in ([4, 1], [1, 4], [2, 2]):
         case = make("scaled_dot", 2, (4, 3), [2, 3], keys, causal=False)
-        arguments = {"score": case.score, "mask": Full(), "kernel": kernel}
-        outputs.append(attend(case.q, case.k, case.v, queries, Layout(keys), **arguments))
+        arguments = {"score": case.score, "mask": Bidirectional(), "kernel": kernel}
+        outputs.append(attend(case.q, case.k, case.v, queries, BatchLayout(keys), **arguments))
         expected.append(case.naive())
     torch.testing.assert_close(outputs, expected)
 
@@ -196,20 +196,20 @@ def test_watching_changes_no_output(case: Case) -> None:
 
 def test_a_watched_layer_takes_the_explicit_path() -> None:
     case = make("dot", 1, (4, 4), [3], [3], causal=False)
-    assert choose(case.q, case.v, score=case.score, dropout=0.0, watched=True) == "explicit"
+    assert select_kernel(case.q, case.v, score=case.score, dropout=0.0, return_weights=True) == "explicit"
 
 
 def test_an_unwatched_dot_product_keeps_a_fused_kernel() -> None:
     case = make("dot", 1, (4, 4), [3], [3], causal=False)
-    assert choose(case.q, case.v, score=case.score, dropout=0.0, watched=False) != "explicit"
+    assert select_kernel(case.q, case.v, score=case.score, dropout=0.0, return_weights=False) != "explicit"
 
 
 @pytest.mark.parametrize("kernel", EVEN)
 def test_dropout_drops_weights_and_keeps_their_mean(kernel: str) -> None:
     case = make("dot", 1, (2, 1), [400], [400], causal=False)
     ones = torch.ones_like(case.v)
-    arguments = {"score": case.score, "mask": Full(), "dropout": 0.5, "kernel": kernel}
-    out = attend(case.q, case.k, ones, Layout([400]), Layout([400]), **arguments)
+    arguments = {"score": case.score, "mask": Bidirectional(), "dropout": 0.5, "kernel": kernel}
+    out = attend(case.q, case.k, ones, BatchLayout([400]), BatchLayout([400]), **arguments)
     assert 0.9 < out.mean() < 1.1
     assert out.std() > 0.01
 
@@ -232,15 +232,15 @@ def on_gpu(kind: torch.dtype, size: int = 16) -> Tensor:
     ],
 )
 def test_a_gpu_in_half_precision_takes_the_fused_kernel_that_can_do_it(asked: dict[str, object], kernel: str) -> None:
-    score, q = Score(Attention(width=32, heads=2)), on_gpu(torch.bfloat16)
-    assert choose(q, q, score=score, **({"dropout": 0.0, "watched": False} | asked)) == kernel
+    score, q = AttentionScore(Attention(query_dim=32, heads=2)), on_gpu(torch.bfloat16)
+    assert select_kernel(q, q, score=score, **({"dropout": 0.0, "watched": False} | asked)) == kernel
 
 
 def test_where_all_must_be_deterministic_no_kernel_that_adds_in_any_order_is_taken() -> None:
-    score, q = Score(Attention(width=32, heads=2)), on_gpu(torch.bfloat16)
+    score, q = AttentionScore(Attention(query_dim=32, heads=2)), on_gpu(torch.bfloat16)
     torch.use_deterministic_algorithms(True)
     try:
-        chosen = {choose(q, q, score=score, dropout=0.0, watched=False, even=even) for even in (False, True)}
+        chosen = {select_kernel(q, q, score=score, dropout=0.0, return_weights=False, uniform_length=even) for even in (False, True)}
     finally:
         torch.use_deterministic_algorithms(False)
     assert chosen == {"padded"}
@@ -251,10 +251,10 @@ def test_where_all_must_be_deterministic_no_kernel_that_adds_in_any_order_is_tak
 )
 @pytest.mark.parametrize("causal", [False, True])
 def test_one_call_for_sequences_of_one_length_agrees_with_the_explicit_path(causal: bool) -> None:
-    queries = Layout([64] * 3, "cuda")
-    score = Score(Attention(width=2 * 16, heads=2)).cuda()
+    queries = BatchLayout([64] * 3, "cuda")
+    score = AttentionScore(Attention(query_dim=2 * 16, heads=2)).cuda()
     q, k, v = (torch.randn(192, 2, 16, device="cuda", dtype=torch.bfloat16) for _ in range(3))
-    arguments = {"score": score, "mask": Causal() if causal else Full()}
+    arguments = {"score": score, "mask": Causal() if causal else Bidirectional()}
     fused = attend(q, k, v, queries, queries, **arguments)
     exact = attend(q.float(), k.float(), v.float(), queries, queries, kernel="explicit", **arguments)
     torch.testing.assert_close(fused.float(), exact, atol=2e-2, rtol=2e-2)
@@ -263,11 +263,11 @@ def test_one_call_for_sequences_of_one_length_agrees_with_the_explicit_path(caus
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="variable-length flash attention is a CUDA kernel; no GPU")
 @pytest.mark.parametrize("causal", [False, True])
 def test_varlen_agrees_with_the_explicit_path(causal: bool) -> None:
-    queries = Layout([3, 17, 1, 64], "cuda")
-    keys = queries if causal else Layout([5, 2, 33, 64], "cuda")
-    score = Score(Attention(width=2 * 16, heads=2)).cuda()
-    q, k, v = (torch.randn(n, 2, 16, device="cuda", dtype=torch.bfloat16) for n in (85, keys.total, keys.total))
-    arguments = {"score": score, "mask": Causal() if causal else Full()}
+    queries = BatchLayout([3, 17, 1, 64], "cuda")
+    keys = queries if causal else BatchLayout([5, 2, 33, 64], "cuda")
+    score = AttentionScore(Attention(query_dim=2 * 16, heads=2)).cuda()
+    q, k, v = (torch.randn(n, 2, 16, device="cuda", dtype=torch.bfloat16) for n in (85, keys.num_tokens, keys.num_tokens))
+    arguments = {"score": score, "mask": Causal() if causal else Bidirectional()}
     flash = attend(q, k, v, queries, keys, kernel="varlen", **arguments)
     exact = attend(q.float(), k.float(), v.float(), queries, keys, kernel="explicit", **arguments)
     torch.testing.assert_close(flash.float(), exact, atol=2e-2, rtol=2e-2)

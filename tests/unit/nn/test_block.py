@@ -11,17 +11,17 @@ from qkv import spec
 from qkv.nn import Ragged
 from qkv.nn.block import Block
 from qkv.nn.feedforward import FeedForward
-from qkv.nn.mask import Causal, Full
-from qkv.nn.norm import norm
-from qkv.nn.stack import Encoded, Stack
+from qkv.nn.mask import Bidirectional, Causal
+from qkv.nn.norm import build_norm
+from qkv.nn.stack import EncoderOutput, Stack
 
-X = Ragged.of(torch.randn(7, 6, generator=torch.Generator().manual_seed(1)), [3, 4])
-MEMORY = Ragged.of(torch.randn(5, 6, generator=torch.Generator().manual_seed(2)), [1, 4])
+X = Ragged.from_lengths(torch.randn(7, 6, generator=torch.Generator().manual_seed(1)), [3, 4])
+MEMORY = Ragged.from_lengths(torch.randn(5, 6, generator=torch.Generator().manual_seed(2)), [1, 4])
 
 
 def block_of(**fields: object) -> Block:
-    attention = spec.Attention(width=6, heads=2)
-    feedforward = spec.FeedForward(width=6, hidden=9)
+    attention = spec.Attention(query_dim=6, heads=2)
+    feedforward = spec.FeedForward(d_model=6, d_ff=9)
     block = Block(spec.Block(**{"attention": attention, "feedforward": feedforward, "cross": attention} | fields))
     for module in block.modules():
         if isinstance(module, nn.LayerNorm):  # gains of one and shifts of zero hide mistakes
@@ -32,9 +32,9 @@ def block_of(**fields: object) -> Block:
 
 def sublayers(block: Block) -> list[tuple[nn.Module, object]]:
     return [
-        (block.around_attention.norm, lambda y: block.attention(X.like(y)).values),
-        (block.around_cross.norm, lambda y: block.cross(X.like(y), MEMORY).values),
-        (block.around_feedforward.norm, block.feedforward),
+        (block.self_attention_residual.norm, lambda y: block.self_attention(X.with_values(y)).values),
+        (block.cross_attention_residual.norm, lambda y: block.cross_attention(X.with_values(y), MEMORY).values),
+        (block.feedforward_residual.norm, block.feedforward),
     ]
 
 
@@ -42,43 +42,43 @@ def test_post_norm_normalises_the_sum() -> None:
     block, x = block_of(norm_first=False), X.values
     for normalise, f in sublayers(block):
         x = normalise(x + f(x))
-    torch.testing.assert_close(block(X, Full(), MEMORY).values, x)
+    torch.testing.assert_close(block(X, Bidirectional(), MEMORY).values, x)
 
 
 def test_pre_norm_normalises_what_goes_into_the_sublayer() -> None:
     block, x = block_of(norm_first=True), X.values
     for normalise, f in sublayers(block):
         x = x + f(normalise(x))
-    torch.testing.assert_close(block(X, Full(), MEMORY).values, x)
+    torch.testing.assert_close(block(X, Bidirectional(), MEMORY).values, x)
 
 
 def test_a_pre_norm_stack_ends_in_a_norm_when_asked() -> None:
-    attention, feedforward = spec.Attention(width=6), spec.FeedForward(width=6, hidden=9)
-    block = spec.Block(attention=attention, feedforward=feedforward, norm_first=True)
-    stack = Stack(spec.Stack(block=block, depth=2, final_norm=True))
+    attention, feedforward = spec.Attention(query_dim=6), spec.FeedForward(d_model=6, d_ff=9)
+    block = spec.Block(self_attention=attention, feedforward=feedforward, norm_first=True)
+    stack = Stack(spec.TransformerStack(block=block, num_layers=2, final_norm=True))
     torch.testing.assert_close(stack(X).hidden.values.mean(-1), torch.zeros(7))
 
 
 def test_a_stack_applies_its_blocks_in_order() -> None:
-    block = spec.Block(attention=spec.Attention(width=6), feedforward=spec.FeedForward(width=6, hidden=9))
-    stack, x = Stack(spec.Stack(block=block, depth=3)), X
+    block = spec.Block(self_attention=spec.Attention(query_dim=6), feedforward=spec.FeedForward(d_model=6, d_ff=9))
+    stack, x = Stack(spec.TransformerStack(block=block, num_layers=3)), X
     for layer in stack.blocks:
-        x = layer(x, Full())
-    assert torch.equal(stack(X, Encoded(MEMORY)).hidden.values, x.values)
+        x = layer(x, Bidirectional())
+    assert torch.equal(stack(X, EncoderOutput(MEMORY)).hidden.values, x.values)
 
 
 def test_dropout_is_off_in_eval() -> None:
     block = block_of(dropout=0.5).eval()
-    assert torch.equal(block(X, Full(), MEMORY).values, block(X, Full(), MEMORY).values)
+    assert torch.equal(block(X, Bidirectional(), MEMORY).values, block(X, Bidirectional(), MEMORY).values)
 
 
 def test_dropout_is_on_in_training() -> None:
     block = block_of(dropout=0.5)
-    assert not torch.equal(block(X, Full(), MEMORY).values, block(X, Full(), MEMORY).values)
+    assert not torch.equal(block(X, Bidirectional(), MEMORY).values, block(X, Bidirectional(), MEMORY).values)
 
 
 def test_rms_norm_divides_by_the_root_mean_square() -> None:
-    module = norm(spec.Norm(kind="rms", epsilon=0.01), 6)
+    module = build_norm(spec.Norm(kind="rms", eps=0.01), 6)
     naive = X.values / (X.values.square().mean(-1, keepdim=True) + 0.01).sqrt()
     torch.testing.assert_close(module(X.values), naive)
 
@@ -97,21 +97,21 @@ FORMULAS = {
 
 @pytest.mark.parametrize("activation", FORMULAS)
 def test_feed_forward_is_its_formula(activation: str) -> None:
-    module = FeedForward(spec.FeedForward(width=6, hidden=9, activation=activation))
+    module = FeedForward(spec.FeedForward(d_model=6, d_ff=9, activation=activation))
     hidden = FORMULAS[activation](X.values @ module.up.weight.T + module.up.bias)
     torch.testing.assert_close(module(X.values), hidden @ module.down.weight.T + module.down.bias)
 
 
 @pytest.mark.parametrize("activation", FORMULAS)
 def test_gated_feed_forward_is_its_formula(activation: str) -> None:
-    module = FeedForward(spec.FeedForward(width=6, hidden=9, activation=activation, gated=True, bias=False))
+    module = FeedForward(spec.FeedForward(d_model=6, d_ff=9, activation=activation, gated=True, bias=False))
     assert module.gate is not None
     hidden = FORMULAS[activation](X.values @ module.gate.weight.T) * (X.values @ module.up.weight.T)
     torch.testing.assert_close(module(X.values), hidden @ module.down.weight.T)
 
 
 def test_feed_forward_without_bias_has_none() -> None:
-    module = FeedForward(spec.FeedForward(width=6, hidden=9, bias=False))
+    module = FeedForward(spec.FeedForward(d_model=6, d_ff=9, bias=False))
     torch.testing.assert_close(module(X.values), F.relu(X.values @ module.up.weight.T) @ module.down.weight.T)
 
 
@@ -125,11 +125,11 @@ def test_a_whole_block_compiled_once_serves_batches_of_any_lengths(monkeypatch: 
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     plain, compiled = block_of(), block_of()
     compiled.load_state_dict(plain.state_dict())
-    compiled.compile_whole()
+    compiled.compile_forward()
     counts = []
     for lengths in ([3, 4], [5, 2, 7], [2, 6, 3], [4, 2, 9, 3], [8, 2]):
-        x = Ragged.of(torch.randn(sum(lengths), 6), lengths)
-        memory = Ragged.of(torch.randn(2 * len(lengths) + 1, 6), [3, *[2] * (len(lengths) - 1)])
+        x = Ragged.from_lengths(torch.randn(sum(lengths), 6), lengths)
+        memory = Ragged.from_lengths(torch.randn(2 * len(lengths) + 1, 6), [3, *[2] * (len(lengths) - 1)])
         torch.testing.assert_close(compiled(x, Causal(), memory).values, plain(x, Causal(), memory).values)
         counts.append(len(programs))
     assert counts[0] > 0
@@ -138,11 +138,11 @@ def test_a_whole_block_compiled_once_serves_batches_of_any_lengths(monkeypatch: 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="whole blocks are compiled for a GPU's half precision; none")
 def test_a_compiled_block_that_looks_at_a_memory_has_the_plain_ones_output_and_gradients_on_a_gpu() -> None:
-    attention = spec.Attention(width=32, heads=2)
-    shape = spec.Block(attention=attention, cross=attention, feedforward=spec.FeedForward(width=32, hidden=64))
+    attention = spec.Attention(query_dim=32, heads=2)
+    shape = spec.Block(self_attention=attention, cross_attention=attention, feedforward=spec.FeedForward(d_model=32, d_ff=64))
     plain, compiled = Block(shape).cuda(), Block(shape).cuda()
     compiled.load_state_dict(plain.state_dict())
-    compiled.compile_whole()
+    compiled.compile_forward()
     for lengths, looked_at in (
         ([3, 40], [5, 7]),
         ([5, 2, 70], [9, 1, 44]),
@@ -150,7 +150,7 @@ def test_a_compiled_block_that_looks_at_a_memory_has_the_plain_ones_output_and_g
         ([6, 3, 8, 2], [4] * 4),
     ):
         x, memory = (
-            Ragged.of(torch.randn(sum(n), 32, device="cuda").requires_grad_(), n) for n in (lengths, looked_at)
+            Ragged.from_lengths(torch.randn(sum(n), 32, device="cuda").requires_grad_(), n) for n in (lengths, looked_at)
         )
         found = []
         for block in (plain, compiled):

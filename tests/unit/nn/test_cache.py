@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import torch
 
-from qkv.nn.cache import Cache, Keys
+from qkv.nn.kv_cache import KeyValues, KVCache
 
 
-def filled(rows: int, steps: int) -> tuple[Cache, torch.Tensor, torch.Tensor]:
-    cache = Cache(rows, 2, limit=6, key=3, value=4, like=torch.zeros(1))
+def filled(rows: int, steps: int) -> tuple[KVCache, torch.Tensor, torch.Tensor]:
+    cache = KVCache(rows, 2, max_length=6, key_dim=3, value_dim=4, like=torch.zeros(1))
     keys, values = torch.randn(steps, rows, 2, 3), torch.randn(steps, rows, 2, 4)
     for k, v in zip(keys, values, strict=True):
         cache.append(k, v)
@@ -45,24 +45,24 @@ def test_reorder_moves_values_with_their_keys() -> None:
     assert torch.equal(cache.values[:, :, :2], values.permute(1, 2, 0, 3)[[1, 0, 1]])
 
 
-def padded_keys() -> Keys:
+def padded_keys() -> KeyValues:
     allowed = torch.tensor([[True, True], [True, False], [True, True]])[:, None, None]
-    return Keys(torch.randn(3, 1, 2, 3), torch.randn(3, 1, 2, 4), allowed, [2, 1, 2])
+    return KeyValues(torch.randn(3, 1, 2, 3), torch.randn(3, 1, 2, 4), allowed, [2, 1, 2])
 
 
 def test_select_takes_keys_values_and_mask_of_the_same_rows() -> None:
     keys, rows = padded_keys(), torch.tensor([1, 0])
     chosen = keys.select(rows, [1, 2])
-    assert keys.allowed is not None
+    assert keys.mask is not None
     assert torch.equal(chosen.keys, keys.keys[[1, 0]])
     assert torch.equal(chosen.values, keys.values[[1, 0]])
-    assert torch.equal(chosen.allowed, keys.allowed[[1, 0]])
+    assert torch.equal(chosen.mask, keys.mask[[1, 0]])
 
 
 def test_first_is_the_selection_of_the_first_rows() -> None:
     keys = padded_keys()
-    first, chosen = keys.first(2), keys.select(torch.arange(2), [2, 1])
+    first, chosen = keys.first_rows(2), keys.select(torch.arange(2), [2, 1])
     assert torch.equal(first.keys, chosen.keys)
     assert torch.equal(first.values, chosen.values)
-    assert torch.equal(first.allowed, chosen.allowed)
-    assert first.sizes == chosen.sizes
+    assert torch.equal(first.mask, chosen.mask)
+    assert first.lengths == chosen.lengths

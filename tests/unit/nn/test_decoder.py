@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from qkv import spec
+from qkv.analysis.capture import capture_attention
 from qkv.errors import InputError
-from qkv.look.capture import capture
 from qkv.nn import Decoder, Ragged, build
 
 VOCABULARY, LIMIT, ROWS = 13, 5, 3
@@ -18,10 +18,10 @@ SIZES = [4, 7, 1, 5]
 KINDS: dict[str, dict[str, Any]] = {
     "sinusoids": {},
     "learned positions": {"position": "learned"},
-    "distances": {"position": "none", "relative": spec.Relative(buckets=4, distance=6)},
+    "distances": {"position": "none", "relative": spec.RelativePositionBias(num_buckets=4, max_distance=6)},
     "scaled by depth": {"scale_by_depth": True, "score": "dot"},
     "bilinear": {"score": "bilinear"},
-    "additive": {"score": "additive", "relative": spec.Relative(buckets=4, distance=6)},
+    "additive": {"score": "additive", "relative": spec.RelativePositionBias(num_buckets=4, max_distance=6)},
     "mlp": {"score": "mlp"},
 }
 
@@ -32,17 +32,17 @@ def decoder(
     """In double precision, so that equal means equal."""
     torch.manual_seed(1)
     block = spec.Block(
-        attention=spec.Attention(width=12, heads=3, score=score),
-        feedforward=spec.FeedForward(width=12, hidden=20),
+        self_attention=spec.Attention(query_dim=12, heads=3, score_fn=score),
+        feedforward=spec.FeedForward(d_model=12, d_ff=20),
         norm_first=True,
     )
     model = build(
         spec.Model(
             family="test",
-            target=spec.Embed(vocabulary=VOCABULARY, width=12, length=length, position=position),
-            decoder=spec.Stack(block=block, depth=2, causal=True, final_norm=True, **stack),
-            head=spec.Head(kind=head, width=12, outputs=VOCABULARY),
-            spread=0.5,
+            target_embedding=spec.Embedding(vocab_size=VOCABULARY, d_model=12, max_length=length, position=position),
+            decoder=spec.TransformerStack(block=block, num_layers=2, causal=True, final_norm=True, **stack),
+            head=spec.Head(kind=head, d_model=12, num_outputs=VOCABULARY),
+            init_std=0.5,
         )
     )
     assert isinstance(model, Decoder)
@@ -53,7 +53,7 @@ def drawn(*shape: int) -> Tensor:
     return torch.randint(VOCABULARY, shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
-PROMPTS = Ragged.of(drawn(sum(SIZES)), SIZES)
+PROMPTS = Ragged.from_lengths(drawn(sum(SIZES)), SIZES)
 MORE = drawn(len(SIZES) * ROWS, LIMIT)  # what each row goes on with: all of them differ
 
 
@@ -64,7 +64,7 @@ def followed(model: Decoder, prompts: Ragged, more: Tensor, rows: int) -> Tensor
         for prompt, each in zip(prompts.sequences(), more.view(len(prompts), rows, -1), strict=True)
         for tokens in each
     ]
-    outputs = Ragged.pack(whole).like(model(Ragged.pack(whole))).sequences()
+    outputs = Ragged.pack(whole).with_values(model(Ragged.pack(whole))).sequences()
     return torch.stack([out[-more.shape[1] - 1 :] for out in outputs])
 
 
@@ -80,14 +80,14 @@ def walk(model: Decoder, logits: Tensor, state: Any, more: Tensor) -> tuple[Tens
 @pytest.mark.parametrize("rows", [1, ROWS])
 def test_steps_after_prompts_of_different_lengths_equal_the_full_forward(kind: dict[str, Any], rows: int) -> None:
     model, more = decoder(**kind), MORE[: len(SIZES) * rows]
-    steps, _ = walk(model, *model.read(PROMPTS, rows, LIMIT + 1), more)
+    steps, _ = walk(model, *model.prefill(PROMPTS, rows, LIMIT + 1), more)
     torch.testing.assert_close(steps, followed(model, PROMPTS, more, rows))
 
 
 def test_prompts_of_one_length_need_no_mask_and_equal_the_full_forward() -> None:
-    model, prompts = decoder(), Ragged.of(drawn(12), [6, 6])
-    logits, state = model.read(prompts, ROWS, LIMIT + 1)
-    assert all(cache.allowed is None for cache in state.body.caches)
+    model, prompts = decoder(), Ragged.from_lengths(drawn(12), [6, 6])
+    logits, state = model.prefill(prompts, ROWS, LIMIT + 1)
+    assert all(cache.mask is None for cache in state.layer_states.caches)
     steps, _ = walk(model, logits, state, MORE[: 2 * ROWS])
     torch.testing.assert_close(steps, followed(model, prompts, MORE[: 2 * ROWS], ROWS))
 
@@ -96,7 +96,7 @@ def test_prompts_of_one_length_need_no_mask_and_equal_the_full_forward() -> None
 def test_after_reorder_a_row_goes_on_from_the_row_it_was_given(kind: dict[str, Any]) -> None:
     model = decoder(**kind)
     chosen = torch.tensor([1, 0, 2, 3, 3, 3, 8, 6, 7, 11, 10, 9])  # within each prompt's three rows
-    before, state = walk(model, *model.read(PROMPTS, ROWS, LIMIT + 1), MORE[:, :3])
+    before, state = walk(model, *model.prefill(PROMPTS, ROWS, LIMIT + 1), MORE[:, :3])
     state.reorder(chosen)
     after, _ = walk(model, before[chosen, -1], state, MORE[chosen, 3:])
     torch.testing.assert_close(after, followed(model, PROMPTS, MORE[chosen], ROWS)[:, 3:])
@@ -104,36 +104,36 @@ def test_after_reorder_a_row_goes_on_from_the_row_it_was_given(kind: dict[str, A
 
 def test_a_row_that_has_no_place_left_is_carried_along_and_disturbs_no_other() -> None:
     model = decoder(position="learned", length=8)  # the prompt of seven tokens has room for one more
-    steps, _ = walk(model, *model.read(PROMPTS, 1, 4), MORE[: len(SIZES), :3])
+    steps, _ = walk(model, *model.prefill(PROMPTS, 1, 4), MORE[: len(SIZES), :3])
     others, kept = [0, 2], Ragged.pack([PROMPTS.sequences()[i] for i in (0, 2)])
     torch.testing.assert_close(steps[others], followed(model, kept, MORE[others, :3], 1))
 
 
 def test_what_comes_after_one_prompt_does_not_depend_on_the_others() -> None:
     model, more = decoder(), MORE[: len(SIZES)]
-    together, _ = walk(model, *model.read(PROMPTS, 1, LIMIT + 1), more)
+    together, _ = walk(model, *model.prefill(PROMPTS, 1, LIMIT + 1), more)
     for i, prompt in enumerate(PROMPTS.sequences()):
-        alone, _ = walk(model, *model.read(Ragged.pack([prompt]), 1, LIMIT + 1), more[i : i + 1])
+        alone, _ = walk(model, *model.prefill(Ragged.pack([prompt]), 1, LIMIT + 1), more[i : i + 1])
         torch.testing.assert_close(alone[0], together[i])
 
 
 def test_maps_watched_while_going_on_equal_those_of_the_full_forward() -> None:
     model, more = decoder(), MORE[: len(SIZES)]
     whole = Ragged.pack([torch.cat([p, m]) for p, m in zip(PROMPTS.sequences(), more, strict=True)])
-    with capture(model) as maps:
+    with capture_attention(model) as maps:
         model(whole)
         wanted = {name: [rows.clone() for rows in maps[name]] for name in maps}
-    with capture(model) as maps:
-        walk(model, *model.read(PROMPTS, 1, LIMIT + 1), more)
+    with capture_attention(model) as maps:
+        walk(model, *model.prefill(PROMPTS, 1, LIMIT + 1), more)
         for name in wanted:
             torch.testing.assert_close(maps[name], wanted[name])
 
 
 def test_reading_without_a_language_model_head_is_refused() -> None:
     with pytest.raises(InputError, match="head of kind 'lm'"):
-        decoder(head="token").read(PROMPTS, 1, 2)
+        decoder(head="token").prefill(PROMPTS, 1, 2)
 
 
 def test_a_prompt_longer_than_the_model_is_refused() -> None:
     with pytest.raises(InputError, match="at most 6"):
-        decoder(length=6).read(PROMPTS, 1, 2)
+        decoder(length=6).prefill(PROMPTS, 1, 2)

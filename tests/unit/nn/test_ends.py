@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from qkv.analysis.capture import capture_attention
 from qkv.families import bert, gpt2, vit
-from qkv.look.capture import capture
 from qkv.nn import Ragged, build
-from qkv.nn.stack import Stack, recompute
+from qkv.nn.stack import Stack, enable_activation_checkpointing
 
 LENGTHS = [5, 1, 9, 3]
 LABELS = ("bad", "good", "neither")
@@ -18,8 +18,8 @@ LABELS = ("bad", "good", "neither")
 def tiny(family: str):
     torch.manual_seed(3)
     if family == "vit":
-        shape = vit.Shape(width=16, heads=2, layers=2, hidden=32, image=8, patch=4)
-        return build(vit.spec(shape, head="sequence", labels=LABELS)).double().eval()
+        shape = vit.Config(d_model=16, heads=2, layers=2, d_ff=32, image_size=8, patch_size=4)
+        return build(vit.make_spec(shape, head="sequence", labels=LABELS)).double().eval()
     module, fields = {"bert": (bert, {"source": 40}), "gpt2": (gpt2, {"target": 40})}[family]
     shape = module.Shape(width=16, heads=2, layers=2, hidden=32)
     return build(module.spec(shape, head="sequence", labels=LABELS, **fields)).double().eval()
@@ -29,7 +29,7 @@ def given(family: str) -> Ragged | Tensor:
     generator = torch.Generator().manual_seed(1)
     if family == "vit":
         return torch.rand(3, 3, 8, 8, generator=generator, dtype=torch.float64)
-    return Ragged.of(torch.randint(0, 40, (sum(LENGTHS),), generator=generator), LENGTHS)
+    return Ragged.from_lengths(torch.randint(0, 40, (sum(LENGTHS),), generator=generator), LENGTHS)
 
 
 def stack_of(model) -> Stack:
@@ -56,7 +56,7 @@ def test_the_last_feed_forward_sees_one_token_of_each_sequence(family: str) -> N
     for block in stack_of(model).blocks:
         block.feedforward.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
     logits = model(x)
-    tokens = model.encode(x).hidden.layout.total
+    tokens = model.encode(x).hidden.layout.num_tokens
     assert rows[:2] == [tokens, len(logits)]
 
 
@@ -64,7 +64,7 @@ def test_recomputing_leaves_the_logits_as_they_are_to_the_bit() -> None:
     model, x = tiny("bert").train(), given("bert")
     torch.manual_seed(5)
     plain = model(x)
-    recompute(model)
+    enable_activation_checkpointing(model)
     torch.manual_seed(5)
     assert torch.equal(model(x), plain)
 
@@ -72,6 +72,6 @@ def test_recomputing_leaves_the_logits_as_they_are_to_the_bit() -> None:
 def test_who_watches_the_last_layer_sees_every_token_look() -> None:
     model, x = tiny("bert"), given("bert")
     plain = model(x)
-    with capture(model) as maps:
+    with capture_attention(model) as maps:
         torch.testing.assert_close(model(x), plain)
     assert [tuple(seen.shape) for seen in list(maps.values())[-1]] == [(2, n, n) for n in LENGTHS]

@@ -10,20 +10,20 @@ from qkv import spec
 from qkv.errors import InputError
 from qkv.families import bert, rnn
 from qkv.nn import build
-from qkv.nn.model import altered
+from qkv.nn.model import set_features_and_lora
 
 
 def reading(s: spec.Model, read: str):
     torch.manual_seed(1)
     model = build(s).eval()
-    altered(model, read, None)
+    set_features_and_lora(model, read, None)
     return model
 
 
 def test_a_fresh_mix_is_the_mean_of_all_layers():
     """Peters et al. 2018, equation 1, with equal weights and a scale of one."""
     model = reading(BERT, "mix")
-    layers = model.encoder.layers(model.embed(texts()))
+    layers = model.encoder.all_hidden_states(model.embed(texts()))
     assert len(layers) == 4
     assert torch.allclose(model.encode(texts()).hidden.values, torch.stack(layers).mean(0), atol=1e-6)
 
@@ -31,9 +31,9 @@ def test_a_fresh_mix_is_the_mean_of_all_layers():
 def test_a_mix_weighs_layers_by_a_softmax_and_scales_their_sum():
     model = reading(BERT, "mix")
     with torch.no_grad():
-        model.mix.weights.copy_(torch.tensor([0.0, 1.0, 2.0, -1.0]))
-        model.mix.scale.fill_(3.0)
-    layers = torch.stack(model.encoder.layers(model.embed(texts())))
+        model.scalar_mix.weights.copy_(torch.tensor([0.0, 1.0, 2.0, -1.0]))
+        model.scalar_mix.scale.fill_(3.0)
+    layers = torch.stack(model.encoder.all_hidden_states(model.embed(texts())))
     shares = torch.tensor([0.0, 1.0, 2.0, -1.0]).exp()
     wanted = 3 * sum(share * layer for share, layer in zip(shares / shares.sum(), layers, strict=True))
     assert torch.allclose(model.encode(texts()).hidden.values, wanted, atol=1e-5)
@@ -41,9 +41,9 @@ def test_a_mix_weighs_layers_by_a_softmax_and_scales_their_sum():
 
 @pytest.mark.parametrize("depth", [2, 6])
 def test_the_last_four_leave_out_what_goes_into_the_first_block(depth):
-    deep = bert.spec(bert.Shape(width=16, heads=2, layers=depth, hidden=24, length=16), source=30, head="sequence")
+    deep = bert.make_spec(bert.Config(d_model=16, heads=2, layers=depth, d_ff=24, max_length=16), source_vocab_size=30, head="sequence")
     model = reading(deep, "last_four")
-    layers = model.encoder.layers(model.embed(texts()))
+    layers = model.encoder.all_hidden_states(model.embed(texts()))
     wanted = torch.cat(layers[-4:] if depth == 6 else layers[1:], -1)
     assert torch.equal(model.encode(texts()).hidden.values, wanted)
     assert wanted.shape[1] == 16 * min(depth, 4)
@@ -51,21 +51,21 @@ def test_the_last_four_leave_out_what_goes_into_the_first_block(depth):
 
 def test_a_head_over_layers_side_by_side_is_a_sum_of_heads_over_each():
     """The concatenation of Devlin et al. 2019, 5.3: W [h1; h2; h3; h4] = W1 h1 + W2 h2 + W3 h3 + W4 h4."""
-    tokens = bert.spec(bert.Shape(width=16, heads=2, layers=6, hidden=24, length=16), source=30, head="token",
+    tokens = bert.make_spec(bert.Config(d_model=16, heads=2, layers=6, d_ff=24, max_length=16), source_vocab_size=30, head="token",
                        labels=("a", "b", "c"))  # fmt: skip
     model = reading(tokens, "last_four")
     parts = model.head.linear.weight.split(16, 1)
-    layers = model.encoder.layers(model.embed(texts()))[-4:]
+    layers = model.encoder.all_hidden_states(model.embed(texts()))[-4:]
     wanted = sum(layer @ part.T for layer, part in zip(layers, parts, strict=True)) + model.head.linear.bias
     assert torch.allclose(model(texts()), wanted, atol=1e-6)
 
 
 def test_a_dense_layer_brings_layers_side_by_side_to_the_width_of_one():
     model = reading(BERT, "last_four")
-    assert model.spec.head.joined == 3
+    assert model.spec.head.num_concat_layers == 3
     assert (model.head.dense.weight.shape, model.head.linear.weight.shape) == ((16, 48), (2, 16))
     assert torch.count_nonzero(model.head.dense.weight) > 0
-    altered(model, "last", None)
+    set_features_and_lora(model, "last", None)
     assert (model.spec.head, model.head.dense.weight.shape) == (BERT.head, (16, 16))
 
 
@@ -88,10 +88,10 @@ def test_every_body_can_be_read_so_and_is_saved_with_it(family, read):
 def test_a_frozen_body_runs_as_in_use_and_keeps_nothing_for_a_gradient(read):
     model = reading(BERT, read)
     before = model.encode(texts()).hidden.values.detach()
-    model.freeze()
+    model.freeze_backbone()
     model.train()
     assert not model.encoder.training
-    assert not model.source.training
+    assert not model.source_embedding.training
     assert model.head.training
     hidden = model.encode(texts()).hidden.values
     assert torch.equal(hidden, before)  # no dropout
@@ -103,6 +103,6 @@ def test_a_frozen_body_runs_as_in_use_and_keeps_nothing_for_a_gradient(read):
 
 def test_what_cannot_be_read_so_is_refused():
     with pytest.raises(InputError, match="of a recurrent body a head reads the last layer alone"):
-        reading(rnn.spec(rnn.Shape(width=8, hidden=8), source=30, head="sequence"), "mix")
+        reading(rnn.make_spec(rnn.Config(d_model=8, hidden_size=8), source_vocab_size=30, head="sequence"), "mix")
     with pytest.raises(InputError, match="a head that writes reads the last layer alone"):
-        reading(bert.spec(bert.Shape(width=16, heads=2, layers=1, hidden=24), source=30), "mix")
+        reading(bert.make_spec(bert.Config(d_model=16, heads=2, layers=1, d_ff=24), source_vocab_size=30), "mix")

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from qkv import spec
 from qkv.errors import InputError
-from qkv.nn import Decoder, Layout, Ragged, build
-from qkv.nn.attend import attend
-from qkv.nn.mask import Causal, Full
-from qkv.nn.position import Relative
-from qkv.nn.score import Score
-from qkv.nn.stack import Encoded, Stack
+from qkv.nn import BatchLayout, Decoder, Ragged, build
+from qkv.nn.attention_score import AttentionScore
+from qkv.nn.kernels import attend
+from qkv.nn.mask import Bidirectional, Causal
+from qkv.nn.position import RelativePositionBias
+from qkv.nn.stack import EncoderOutput, Stack
 
 KERNELS = ["grouped", "padded", "explicit"]
 SIZES = [(32, 128), (8, 20), (5, 7), (4, 3)]
@@ -40,15 +40,15 @@ def naive_bucket(distance: int, buckets: int, furthest: int, causal: bool) -> in
 @pytest.mark.parametrize(("buckets", "furthest"), SIZES)
 @pytest.mark.parametrize("causal", [True, False])
 def test_a_bucket_is_what_the_paper_says_written_out(buckets: int, furthest: int, causal: bool) -> None:
-    relative = Relative(spec.Relative(buckets=buckets, distance=furthest), heads=1, causal=causal)
+    relative = RelativePositionBias(spec.RelativePositionBias(num_buckets=buckets, max_distance=furthest), heads=1, causal=causal)
     distances = torch.arange(-3 * furthest, 3 * furthest + 1)
     naive = [naive_bucket(d, buckets, furthest, causal) for d in distances.tolist()]
-    assert relative.bucket(distances[None])[0].tolist() == naive
+    assert relative.compute_bucket(distances[None])[0].tolist() == naive
 
 
 def test_every_bucket_is_used_and_far_ones_hold_more() -> None:
-    relative = Relative(spec.Relative(), heads=1, causal=True)
-    counts = torch.bincount(relative.bucket(-torch.arange(128)[None])[0], minlength=32)
+    relative = RelativePositionBias(spec.RelativePositionBias(), heads=1, causal=True)
+    counts = torch.bincount(relative.compute_bucket(-torch.arange(128)[None])[0], minlength=32)
     assert counts[:16].tolist() == [1] * 16
     assert (counts[16:-1].diff() >= -1).all()
     assert counts.min() >= 1
@@ -57,14 +57,14 @@ def test_every_bucket_is_used_and_far_ones_hold_more() -> None:
 @pytest.mark.parametrize(("buckets", "furthest"), [(32, 16), (2, 128), (3, 128)])
 def test_buckets_that_cannot_be_filled_are_refused(buckets: int, furthest: int) -> None:
     with pytest.raises(InputError, match=f"{buckets} buckets"):
-        Relative(spec.Relative(buckets=buckets, distance=furthest), 1, causal=furthest == 16)
+        RelativePositionBias(spec.RelativePositionBias(num_buckets=buckets, max_distance=furthest), 1, causal=furthest == 16)
 
 
 def test_a_key_of_another_sequence_has_no_distance() -> None:
-    score, layouts = Score(spec.Attention(width=4, score="dot")), (Layout([2]), Layout([2]))
+    score, layouts = AttentionScore(spec.Attention(query_dim=4, score_fn="dot")), (BatchLayout([2]), BatchLayout([2]))
     x = torch.randn(2, 1, 4)
     with pytest.raises(InputError, match="cross-attention"):
-        attend(x, x, x, *layouts, score=score, mask=Full(), bias=lambda n, m: torch.zeros(1, n, m))
+        attend(x, x, x, *layouts, score=score, mask=Bidirectional(), bias=lambda n, m: torch.zeros(1, n, m))
 
 
 class Case:
@@ -72,16 +72,16 @@ class Case:
 
     def __init__(self, lengths: list[int], causal: bool, heads: int = 3, size: int = 4):
         self.lengths, self.causal = lengths, causal
-        self.score = Score(spec.Attention(width=heads * size, heads=heads, score="dot"))
+        self.score = AttentionScore(spec.Attention(query_dim=heads * size, heads=heads, score_fn="dot"))
         self.q, self.k, self.v = (torch.randn(sum(lengths), heads, size).double().requires_grad_() for _ in range(3))
-        self.relative = Relative(spec.Relative(buckets=8, distance=20), heads, causal).double()
+        self.relative = RelativePositionBias(spec.RelativePositionBias(num_buckets=8, max_distance=20), heads, causal).double()
         torch.nn.init.normal_(self.relative.weight)
 
     def bias(self, queries: int, keys: int) -> Tensor:
         return self.relative(torch.arange(queries), torch.arange(keys))
 
     def ours(self, kernel: str | None) -> Tensor:
-        layout, mask = Layout(self.lengths), Causal() if self.causal else Full()
+        layout, mask = BatchLayout(self.lengths), Causal() if self.causal else Bidirectional()
         given = {"score": self.score, "mask": mask, "bias": self.bias, "kernel": kernel}
         return attend(self.q, self.k, self.v, layout, layout, **given)
 
@@ -119,14 +119,14 @@ def test_kernels_agree_whatever_the_lengths(lengths: list[int], causal: bool) ->
         torch.testing.assert_close(other, first)
 
 
-def stack(causal: bool = True) -> spec.Stack:
+def stack(causal: bool = True) -> spec.TransformerStack:
     block = spec.Block(
-        attention=spec.Attention(width=12, heads=2, score="dot", bias=False),
-        feedforward=spec.FeedForward(width=12, hidden=8),
+        self_attention=spec.Attention(query_dim=12, heads=2, score_fn="dot", bias=False),
+        feedforward=spec.FeedForward(d_model=12, d_ff=8),
         norm=spec.Norm(kind="rms"),
         norm_first=True,
     )
-    return spec.Stack(block=block, depth=2, causal=causal, relative=spec.Relative(buckets=8, distance=20))
+    return spec.TransformerStack(block=block, num_layers=2, causal=causal, relative_position_bias=spec.RelativePositionBias(num_buckets=8, max_distance=20))
 
 
 def drawn(module: torch.nn.Module) -> torch.nn.Module:
@@ -143,20 +143,20 @@ def test_one_table_serves_all_layers() -> None:
 def test_steps_equal_the_full_forward() -> None:
     model = drawn(Stack(stack()))
     x = torch.randn(3, 30, 12).double()  # [rows, tokens, width]
-    full = model(Ragged.of(x.flatten(0, 1), [30] * 3))
-    assert isinstance(full, Encoded)
+    full = model(Ragged.from_lengths(x.flatten(0, 1), [30] * 3))
+    assert isinstance(full, EncoderOutput)
     state = model.start(None, 3, 30, x)
     steps = torch.stack([model.step(x[:, t], state) for t in range(30)], 1)
     torch.testing.assert_close(steps.flatten(0, 1), full.hidden.values)
 
 
 def test_steps_after_prompts_of_any_length_equal_the_full_forward() -> None:
-    embed = spec.Embed(vocabulary=11, width=12, position="none")
-    head = spec.Head(kind="lm", width=12, outputs=11)
-    model = drawn(build(spec.Model(family="test", target=embed, decoder=stack(), head=head)))
+    embed = spec.Embedding(vocab_size=11, d_model=12, position="none")
+    head = spec.Head(kind="lm", d_model=12, num_outputs=11)
+    model = drawn(build(spec.Model(family="test", target_embedding=embed, decoder=stack(), head=head)))
     assert isinstance(model, Decoder)
     prompts, more = [[3, 1, 4], [1, 5, 9, 2, 6, 5], [3]], [[5, 8], [9, 7], [9, 3]]
-    logits, state = model.read(Ragged.pack([torch.tensor(p) for p in prompts]), rows=1, limit=2)
+    logits, state = model.prefill(Ragged.pack([torch.tensor(p) for p in prompts]), rows_per_prompt=1, max_new_tokens=2)
     found = [logits]
     for tokens in torch.tensor(more).T:
         logits, state = model.step(tokens, state)
@@ -169,10 +169,10 @@ def test_steps_after_prompts_of_any_length_equal_the_full_forward() -> None:
 def test_an_unscaled_dot_product_begins_as_small_as_the_scaled_one() -> None:
     spreads = {}
     for score in ("dot", "scaled_dot"):
-        attention = spec.Attention(width=256, heads=4, score=score, bias=False)
-        block = spec.replace(stack().block, attention=attention, feedforward=spec.FeedForward(width=256, hidden=8))
-        embed = spec.Embed(vocabulary=9, width=256, position="none")
-        model = build(spec.Model(family="test", source=embed, encoder=spec.Stack(block=block, depth=1)))
+        attention = spec.Attention(query_dim=256, heads=4, score_fn=score, bias=False)
+        block = spec.replace(stack().block, attention=attention, feedforward=spec.FeedForward(d_model=256, d_ff=8))
+        embed = spec.Embedding(vocab_size=9, d_model=256, position="none")
+        model = build(spec.Model(family="test", source_embedding=embed, encoder=spec.TransformerStack(block=block, num_layers=1)))
         made = model.encoder.blocks[0].attention
         q, k = (
             layer(torch.randn(50, 256)).view(50, 4, 64).transpose(0, 1) for layer in (made.q, made.k)

@@ -4,17 +4,17 @@ import pytest
 import torch
 from naive import raw_score
 
-from qkv.nn.score import Score
+from qkv.nn.attention_score import AttentionScore
 from qkv.spec import Attention
 
 KINDS = ["dot", "scaled_dot", "bilinear", "additive", "mlp"]
 
 
-def score_of(kind: str, heads: int, query: int, key: int, hidden: int | None = None) -> Score:
+def score_of(kind: str, heads: int, query: int, key: int, hidden: int | None = None) -> AttentionScore:
     spec = Attention(
-        width=heads * query, memory=heads * key, heads=heads, score=kind, score_width=hidden, project=False
+        query_dim=heads * query, kv_dim=heads * key, heads=heads, score_fn=kind, score_hidden_dim=hidden, use_projections=False
     )
-    score = Score(spec).double()
+    score = AttentionScore(spec).double()
     for parameter in score.parameters():  # biases start at zero, and a zero hides mistakes
         torch.nn.init.normal_(parameter)
     return score
@@ -28,7 +28,7 @@ def test_a_score_is_its_formula_for_every_pair(kind: str, heads: int, hidden: in
     q, k = torch.randn(heads, 5, query).double(), torch.randn(heads, 6, key).double()
     pairs = [raw_score(score, h, q[h, i], k[h, j]) for h in range(heads) for i in range(5) for j in range(6)]
     naive = torch.stack(pairs).view(heads, 5, 6)
-    torch.testing.assert_close(score(q, score.prepare(k)), naive)
+    torch.testing.assert_close(score(q, score.precompute_keys(k)), naive)
 
 
 @pytest.mark.parametrize("kind", ["additive", "mlp"])
@@ -51,4 +51,4 @@ def test_only_scores_that_are_dot_products_go_to_fused_kernels(kind: str) -> Non
 def test_prepared_size_is_the_size_of_prepared_keys(kind: str) -> None:
     query, key = (4, 4) if "dot" in kind else (4, 3)
     score = score_of(kind, 2, query, key, hidden=6)
-    assert score.prepare(torch.randn(2, 5, key).double()).shape[-1] == score.prepared_size
+    assert score.precompute_keys(torch.randn(2, 5, key).double()).shape[-1] == score.precomputed_dim

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 from qkv import spec
-from qkv.families import family
+from qkv.checkpoints import ModelBundle, load, save
+from qkv.families import get_family
 from qkv.nn import build
-from qkv.nn.model import hollow, initialise
-from qkv.weights import Loaded, load, save
+from qkv.nn.model import build_on_meta, init_weights
 
 WRITING = ("attention.o.weight", "cross.o.weight", "feedforward.down.weight")
 
 
 def gpt2(**fields: Any) -> spec.Model:
-    module = family("gpt2")
+    module = get_family("gpt2")
     made: spec.Model = module.spec(module.Shape(width=96, heads=2, layers=8, length=64, **fields), target=300)
     return made
 
@@ -50,7 +50,7 @@ def test_the_sum_over_all_layers_spreads_as_one_layer_does_without_it() -> None:
 
 
 def test_cross_attention_counts_as_a_residual_layer() -> None:
-    module = family("transformer")
+    module = get_family("transformer")
     plain = module.spec(module.Shape(width=96, heads=2, layers=3, hidden=96), source=11, target=11)
     scaled = spec.replace(plain, spread=0.03, decoder=spec.replace(plain.decoder, scaled_start=True))
     found = spreads(build(scaled).decoder)
@@ -59,22 +59,22 @@ def test_cross_attention_counts_as_a_residual_layer() -> None:
 
 @pytest.mark.parametrize("name", ["gpt", "bert", "bart", "t5", "vit", "transformer"])
 def test_the_other_families_start_all_layers_alike(name: str) -> None:
-    module = family(name)
+    module = get_family(name)
     made = module.spec(
         next(iter(module.SIZES.values())), **({"source": 9, "target": 9} if name == "transformer" else {})
     )
-    assert not any(part.scaled_start for part in (made.encoder, made.decoder) if isinstance(part, spec.Stack))
+    assert not any(part.scaled_residual_init for part in (made.encoder, made.decoder) if isinstance(part, spec.TransformerStack))
 
 
 def test_json_says_how_a_model_starts_and_may_leave_it_out() -> None:
     said = json.loads(spec.to_json(gpt2()))
-    assert spec.from_json(json.dumps(said)).decoder.scaled_start is True
+    assert spec.from_json(json.dumps(said)).decoder.scaled_residual_init is True
     del said["decoder"]["scaled_start"]
-    assert spec.from_json(json.dumps(said)).decoder.scaled_start is False
+    assert spec.from_json(json.dumps(said)).decoder.scaled_residual_init is False
 
 
 def test_a_gpt2_saved_before_the_field_was_there_is_still_a_plain_gpt2(tmp_path: Path) -> None:
-    save(Loaded(build(gpt2())), tmp_path / "old")
+    save(ModelBundle(build(gpt2())), tmp_path / "old")
     said = json.loads((tmp_path / "old" / "spec.json").read_text())
     del said["decoder"]["scaled_start"]
     (tmp_path / "old" / "spec.json").write_text(json.dumps(said))
@@ -83,7 +83,7 @@ def test_a_gpt2_saved_before_the_field_was_there_is_still_a_plain_gpt2(tmp_path:
 
 
 def vit(**fields: Any) -> spec.Model:
-    module = family("vit")
+    module = get_family("vit")
     small = {"width": 96, "heads": 2, "layers": 1, "hidden": 96, "image": 32, "patch": 4}
     made: spec.Model = module.spec(module.Shape(**small | fields))
     return made
@@ -93,19 +93,19 @@ def vit(**fields: Any) -> spec.Model:
 def test_a_fresh_vit_starts_with_its_spread_everywhere(spread: float) -> None:
     model = build(vit(spread=spread))
     assert list(spreads(model).values()) == pytest.approx([spread] * len(spreads(model)), rel=0.2)
-    assert measured(model.source.position) == pytest.approx(spread, rel=0.05)
-    assert measured(model.source.projection.weight) == pytest.approx(spread, rel=0.05)
+    assert measured(model.source_embedding.position) == pytest.approx(spread, rel=0.05)
+    assert measured(model.source_embedding.projection.weight) == pytest.approx(spread, rel=0.05)
     assert not any(p.any() for name, p in model.named_parameters() if name.endswith("bias"))
 
 
 def test_patches_without_memory_begin_afresh_when_they_are_given_some() -> None:
-    model = hollow(vit())
-    patches = model.source.to_empty(device="cpu")
+    model = build_on_meta(vit())
+    patches = model.source_embedding.to_empty(device="cpu")
     with torch.no_grad():
         for parameter in patches.parameters():
             parameter.fill_(7.0)
-    initialise(model.spec, patches.modules())
-    assert measured(patches.whole) == pytest.approx(0.02, rel=0.2)
+    init_weights(model.spec, patches.modules())
+    assert measured(patches.cls_token) == pytest.approx(0.02, rel=0.2)
     assert measured(patches.position) == pytest.approx(0.02, rel=0.05)
     assert measured(patches.projection.weight) == pytest.approx(0.02, rel=0.05)
     assert not patches.projection.bias.any()

@@ -10,23 +10,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qkv.data.chance import Chance, Pieces
-from qkv.families import family
+from qkv.data.rng import CounterRNG, PackedChunks
+from qkv.families import get_family
 from qkv.nn import build
-from qkv.objectives.term import Term, mean
-from qkv.text.marks import Marks
+from qkv.objectives.loss import LossSum, combine_losses
+from qkv.tokenization.vocab_tables import VocabTables
 
 VOCABULARY = 41
 MASK, CLS, SEP = 4, 1, 2
 SENTINELS = tuple(range(40, 30, -1))
-CHANCE = Chance(3, 1)
+CHANCE = CounterRNG(3, 1)
 
 
-def marks() -> Marks:
+def marks() -> VocabTables:
     special = np.zeros(VOCABULARY, dtype=bool)
     special[[*range(5), *SENTINELS]] = True
     number = np.arange(VOCABULARY)
-    return Marks(special, mask=MASK, stops=number == 10, continues=number % 2 == 0, sentinels=SENTINELS)
+    return VocabTables(special, mask_id=MASK, is_sentence_end=number == 10, is_subword_continuation=number % 2 == 0, sentinel_ids=SENTINELS)
 
 
 MARKS = marks()
@@ -34,7 +34,7 @@ MARKS = marks()
 
 def model(name: str, *, vocabulary: int = VOCABULARY, length: int = 40, width: int = 12, **given: Any) -> Any:
     """Sharp enough that targets differ in probability."""
-    module = family(name)
+    module = get_family(name)
     shape = next(iter(module.SIZES.values()))
     small = {"width": width, "heads": 2, "layers": 2, "hidden": 24, "length": length, "key": 6}
     small |= {"decoder_heads": 2, "decoder_layers": 1, "decoder_hidden": 24}
@@ -48,25 +48,25 @@ def model(name: str, *, vocabulary: int = VOCABULARY, length: int = 40, width: i
     return made
 
 
-def text(lengths: Sequence[int] = (9, 1, 14, 2, 20), framed: bool = False) -> Pieces:
+def text(lengths: Sequence[int] = (9, 1, 14, 2, 20), framed: bool = False) -> PackedChunks:
     random = np.random.default_rng(5)
     parts = [random.integers(5, 31, n) for n in lengths]
     if framed:
         parts = [np.concatenate([[CLS], part, [SEP]]) for part in parts]
-    return Pieces.of(np.concatenate(parts), [len(part) for part in parts], 3 * np.arange(len(parts)))
+    return PackedChunks.from_arrays(np.concatenate(parts), [len(part) for part in parts], 3 * np.arange(len(parts)))
 
 
-def halves(pieces: Pieces, at: int = 2) -> list[Pieces]:
+def halves(pieces: PackedChunks, at: int = 2) -> list[PackedChunks]:
     """The same pieces in two batches."""
     edge = int(pieces.lengths[:at].sum())
-    first = Pieces(pieces.ids[:edge], pieces.lengths[:at], pieces.numbers[:at])
-    return [first, Pieces(pieces.ids[edge:], pieces.lengths[at:], pieces.numbers[at:])]
+    first = PackedChunks(pieces.ids[:edge], pieces.lengths[:at], pieces.indices[:at])
+    return [first, PackedChunks(pieces.ids[edge:], pieces.lengths[at:], pieces.indices[at:])]
 
 
-def gradients(body: Any, parts: Sequence[Any], losses: Callable[[Any, Any], tuple[Term, ...]]) -> list[Tensor]:
+def gradients(body: Any, parts: Sequence[Any], losses: Callable[[Any, Any], tuple[LossSum, ...]]) -> list[Tensor]:
     """Of the loss of a batch that comes in parts."""
     body.zero_grad()
-    mean([losses(body, part) for part in parts]).backward()
+    combine_losses([losses(body, part) for part in parts]).backward()
     return [parameter.grad.clone() for parameter in body.parameters() if parameter.grad is not None]
 
 

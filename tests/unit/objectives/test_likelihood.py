@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from qkv import spec
 from qkv.nn.heads import Head
-from qkv.objectives import likelihood
-from qkv.objectives.likelihood import head_of, in_parts, nll, turned
+from qkv.objectives import chunked_cross_entropy
+from qkv.objectives.chunked_cross_entropy import chunked_nll, lm_head, nll, nll_and_grad
 
 OUTPUTS, WIDTH = 101, 12  # an odd vocabulary, which is padded
 HEADS = {
@@ -28,11 +28,11 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernel
 
 def make(fields: dict[str, Any], device: str = "cpu", kind: torch.dtype = torch.float64) -> Head:
     torch.manual_seed(1)
-    head = Head(spec.Head(kind="lm", width=WIDTH, outputs=OUTPUTS, **fields))
+    head = Head(spec.Head(kind="lm", d_model=WIDTH, num_outputs=OUTPUTS, **fields))
     for parameter in head.parameters():
         nn.init.normal_(parameter)
-    if head.offset is not None:
-        head.offset.normal_()
+    if head.final_logits_bias is not None:
+        head.final_logits_bias.normal_()
     return head.to(device, kind)
 
 
@@ -54,7 +54,7 @@ def gradients(head: Head, hidden: Tensor, loss: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize("fields", HEADS.values(), ids=HEADS)
 def test_on_a_cpu_it_is_torchs_own_to_the_bit(fields: dict[str, Any], smoothing: float) -> None:
     head, (hidden, labels) = make(fields, kind=torch.float32), given(9, kind=torch.float32)
-    found, wanted = nll(head, head.rows(hidden), labels, smoothing), plainly(head, hidden, labels, smoothing)
+    found, wanted = nll(head, head.compute_features(hidden), labels, smoothing), plainly(head, hidden, labels, smoothing)
     assert torch.equal(found, wanted)
     pairs = zip(gradients(head, hidden, found), gradients(head, hidden, wanted), strict=True)
     assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
@@ -67,7 +67,7 @@ def test_in_parts_it_has_the_same_value_and_the_same_gradients(
     fields: dict[str, Any], smoothing: float, rows: int
 ) -> None:
     head, (hidden, labels) = make(fields), given(rows)
-    found = in_parts(head, head.rows(hidden), labels, smoothing, torch.float64, entries=128 * 128)
+    found = chunked_nll(head, head.compute_features(hidden), labels, smoothing, torch.float64, max_logits=128 * 128)
     wanted = plainly(head, hidden, labels, smoothing)
     torch.testing.assert_close(found, wanted)
     torch.testing.assert_close(gradients(head, hidden, found), gradients(head, hidden, wanted))
@@ -79,17 +79,17 @@ def test_no_part_has_more_logits_than_asked_for(monkeypatch: pytest.MonkeyPatch)
 
     def watched(logits: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
         seen.append(logits.numel())
-        return turned(logits, *rest)
+        return nll_and_grad(logits, *rest)
 
-    monkeypatch.setattr(likelihood, "turned", watched)
-    in_parts(head, hidden, labels, 0.0, torch.float64, entries=300 * 128)
+    monkeypatch.setattr(chunked_cross_entropy, "turned", watched)
+    chunked_nll(head, hidden, labels, 0.0, torch.float64, max_logits=300 * 128)
     assert len(seen) == 4
     assert max(seen) <= 300 * 128
 
 
 def test_no_rows_cost_nothing_and_teach_nothing() -> None:
     head, (hidden, labels) = make({"bias": True}), given(0)
-    loss = in_parts(head, hidden, labels, 0.0, torch.float64)
+    loss = chunked_nll(head, hidden, labels, 0.0, torch.float64)
     loss.backward()
     assert loss.item() == 0
     assert head.linear is not None
@@ -99,7 +99,7 @@ def test_no_rows_cost_nothing_and_teach_nothing() -> None:
 def test_a_frozen_matrix_gets_no_gradient_and_its_rows_do() -> None:
     head, (hidden, labels) = make({}), given(5)
     head.requires_grad_(False)
-    in_parts(head, hidden, labels, 0.0, torch.float64).backward()
+    chunked_nll(head, hidden, labels, 0.0, torch.float64).backward()
     assert head.linear is not None
     assert head.linear.weight.grad is None
     assert hidden.grad is not None
@@ -113,15 +113,15 @@ def test_without_gradients_none_is_worked_out(monkeypatch: pytest.MonkeyPatch) -
     def never(*_: Any) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(likelihood, "_add_product", never)
+    monkeypatch.setattr(chunked_cross_entropy, "_add_product", never)
     with torch.no_grad():
-        torch.testing.assert_close(in_parts(head, hidden, labels, 0.0, torch.float64), wanted)
+        torch.testing.assert_close(chunked_nll(head, hidden, labels, 0.0, torch.float64), wanted)
 
 
 def test_the_head_is_found_inside_what_wraps_a_model() -> None:
     model, around = nn.Module(), nn.Module()
     model.head, around.module = make({}), model
-    assert head_of(model) is head_of(around) is model.head
+    assert lm_head(model) is lm_head(around) is model.head
 
 
 @needs_gpu
@@ -130,7 +130,7 @@ def test_the_head_is_found_inside_what_wraps_a_model() -> None:
 def test_on_a_gpu_in_half_precision_it_is_near_the_exact_one(fields: dict[str, Any], smoothing: float) -> None:
     head, (hidden, labels) = make(fields, "cuda", torch.float32), given(300, "cuda", torch.float32)
     with torch.autocast("cuda", torch.bfloat16):
-        found = nll(head, head.rows(hidden), labels, smoothing)
+        found = nll(head, head.compute_features(hidden), labels, smoothing)
     wanted = plainly(head, hidden, labels, smoothing)
     torch.testing.assert_close(found, wanted, rtol=1e-2, atol=0.0)
     for ours, exact in zip(gradients(head, hidden, found), gradients(head, hidden, wanted), strict=True):
@@ -141,9 +141,9 @@ def test_on_a_gpu_in_half_precision_it_is_near_the_exact_one(fields: dict[str, A
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("added", [False, True])
 def test_the_kernel_says_what_torchs_operations_say(added: bool, smoothing: float) -> None:
-    from qkv.objectives.softmax import turn
+    from qkv.objectives.triton_cross_entropy import nll_and_grad_
 
     logits, labels = torch.randn(70, 5056, device="cuda"), torch.randint(0, 5001, (70,), device="cuda")
     more = torch.randn(5001, device="cuda") if added else None
-    wanted = turned(logits.clone(), more, labels, 5001, smoothing)
-    torch.testing.assert_close(turn(logits, more, labels, 5001, smoothing), wanted)
+    wanted = nll_and_grad(logits.clone(), more, labels, 5001, smoothing)
+    torch.testing.assert_close(nll_and_grad_(logits, more, labels, 5001, smoothing), wanted)

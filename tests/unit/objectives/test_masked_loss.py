@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 import torch
 
-from qkv.data.corruption import Masking
-from qkv.objectives import masked
-from qkv.objectives.term import Term, mean, to_device
+from qkv.data.noise.noising import MLMConfig
+from qkv.objectives import mlm
+from qkv.objectives.loss import LossSum, combine_losses, to_device
 
 sys.path.append(str(Path(__file__).parent))
 from bodies import CHANCE, MARKS, MASK, gradients, halves, model, same, text
 
-MANY = Masking(rate=0.4)
+MANY = MLMConfig(mask_prob=0.4)
 FOLLOWS = torch.tensor([True, False, False, True, True])
 
 
-def batches(parts: int = 1) -> list[masked.Inputs]:
+def batches(parts: int = 1) -> list[mlm.Inputs]:
     """Framed pieces whose second half is segment 1, in one batch or two."""
     found = []
     for part, follows in zip(
@@ -29,20 +29,20 @@ def batches(parts: int = 1) -> list[masked.Inputs]:
         strict=True,
     ):
         segments = torch.cat([torch.arange(n) * 2 // n for n in part.lengths.tolist()])
-        found.append(masked.prepare(part, MARKS, CHANCE, MANY, segments=segments, follows=follows))
+        found.append(mlm.make_inputs(part, MARKS, CHANCE, MANY, segments=segments, is_next=follows))
     return found
 
 
-def one(body: Any, batch: masked.Inputs) -> tuple[Term, ...]:
-    return (masked.loss(body, batch),)
+def one(body: Any, batch: mlm.Inputs) -> tuple[LossSum, ...]:
+    return (mlm.loss(body, batch),)
 
 
 def test_the_loss_is_the_sum_of_negative_log_probabilities_of_what_stood_there() -> None:
     body, (batch,), before = model("bert"), batches(), text(framed=True)
     said = torch.log_softmax(body(batch.source, batch.segments), -1)  # of every token
-    wanted = -sum(said[place, before.ids[place]] for place in batch.at.tolist())
-    total, targets = masked.loss(body, batch)
-    assert targets == len(batch.at) > 5
+    wanted = -sum(said[place, before.ids[place]] for place in batch.positions.tolist())
+    total, targets = mlm.loss(body, batch)
+    assert targets == len(batch.positions) > 5
     torch.testing.assert_close(total, wanted)
 
 
@@ -50,55 +50,55 @@ def test_logits_are_computed_only_where_a_target_stands() -> None:
     body, (batch,) = model("bert"), batches()
     seen = []
     body.head.linear.register_forward_hook(lambda _module, _given, logits: seen.append(len(logits)))
-    masked.loss(body, batch)
-    assert seen == [len(batch.at)]
+    mlm.loss(body, batch)
+    assert seen == [len(batch.positions)]
 
 
 def test_the_encoder_reads_the_masks_and_not_what_stood_there() -> None:
     (batch,) = batches()
-    assert (batch.source.values[batch.at] == MASK).any()
-    assert batch.source.layout.sizes == tuple(text(framed=True).lengths)
+    assert (batch.source.values[batch.positions] == MASK).any()
+    assert batch.source.layout.lengths_list == tuple(text(framed=True).lengths)
 
 
 def test_next_sentence_is_binary_cross_entropy_and_the_first_logit_says_that_it_follows() -> None:
     logits = torch.randn(5, 2, dtype=torch.float64)
     follows = torch.sigmoid(logits[:, 0] - logits[:, 1])
     wanted = torch.nn.functional.binary_cross_entropy(follows, FOLLOWS.double(), reduction="sum")
-    total, targets = masked.next_sentence(logits, FOLLOWS)
+    total, targets = mlm.next_sentence_loss(logits, FOLLOWS)
     assert targets == 5
     torch.testing.assert_close(total, wanted)
 
 
 def test_both_losses_of_one_pass_are_those_of_two() -> None:
     body, (batch,) = model("bert", head="pretraining"), batches()
-    words, pairs = masked.losses(body, batch)
+    words, pairs = mlm.mlm_and_nsp_losses(body, batch)
     said, judged = body.both(batch.source, batch.segments)
     torch.testing.assert_close(
-        words.total, torch.nn.functional.cross_entropy(said[batch.at], batch.labels) * len(batch.at)
+        words.total, torch.nn.functional.cross_entropy(said[batch.positions], batch.labels) * len(batch.positions)
     )
-    torch.testing.assert_close(pairs.total, masked.next_sentence(judged, FOLLOWS).total)
-    assert batch.targets == (words.targets, pairs.targets) == (len(batch.at), 5)
-    torch.testing.assert_close(mean([(words, pairs)]), words.total / words.targets + pairs.total / 5)
-    half = mean([(words, pairs)], weights=[0.5, 1.0])
-    torch.testing.assert_close(half, words.total / words.targets / 2 + pairs.total / 5)
+    torch.testing.assert_close(pairs.total, mlm.next_sentence_loss(judged, FOLLOWS).total)
+    assert batch.num_targets == (words.num_targets, pairs.num_targets) == (len(batch.positions), 5)
+    torch.testing.assert_close(combine_losses([(words, pairs)]), words.total / words.num_targets + pairs.total / 5)
+    half = combine_losses([(words, pairs)], weights=[0.5, 1.0])
+    torch.testing.assert_close(half, words.total / words.num_targets / 2 + pairs.total / 5)
 
 
-@pytest.mark.parametrize(("head", "losses"), [("masked_lm", one), ("pretraining", masked.losses)])
+@pytest.mark.parametrize(("head", "losses"), [("masked_lm", one), ("pretraining", mlm.mlm_and_nsp_losses)])
 def test_the_gradient_does_not_depend_on_how_a_batch_is_cut(head: str, losses: Any) -> None:
     body = model("bert", head=head)
     assert same(gradients(body, batches(1), losses), gradients(body, batches(2), losses))
 
 
 def test_a_batch_without_targets_costs_nothing() -> None:
-    batch = masked.prepare(text([1, 1]), MARKS, CHANCE, Masking(rate=0.0))
-    total, targets = masked.loss(model("bert"), batch)
+    batch = mlm.make_inputs(text([1, 1]), MARKS, CHANCE, MLMConfig(mask_prob=0.0))
+    total, targets = mlm.loss(model("bert"), batch)
     assert (total.item(), targets) == (0.0, 0)
-    assert mean([(Term(total, targets),)]).item() == 0.0
+    assert combine_losses([(LossSum(total, targets),)]).item() == 0.0
 
 
 def test_a_batch_goes_to_a_device_whole() -> None:
     (batch,) = batches()
     moved = to_device(batch, "meta")
-    tensors = [moved.source.values, moved.source.layout.lengths, moved.segments, moved.at, moved.labels, moved.follows]
+    tensors = [moved.source.values, moved.source.layout.lengths, moved.segments, moved.positions, moved.labels, moved.is_next]
     assert {x.device.type for x in tensors} == {"meta"}
-    assert to_device(masked.prepare(text(), MARKS, CHANCE), "meta").segments is None
+    assert to_device(mlm.make_inputs(text(), MARKS, CHANCE), "meta").segments is None

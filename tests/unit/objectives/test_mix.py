@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from qkv.errors import InputError
-from qkv.families import family, names
-from qkv.objectives.mix import FITS, check, choose
+from qkv.families import get_family, names
+from qkv.objectives.compat import ARCHITECTURE_OF, check_objective, sample_objective
 
 sys.path.append(str(Path(__file__).parent))
 from bodies import model
@@ -20,7 +20,7 @@ WEIGHTS = {"masked": 3.0, "causal": 1.0, "span": 0.0}
 
 
 def test_each_objective_comes_as_often_as_its_weight_says() -> None:
-    found = Counter(choose(WEIGHTS, seed=1, step=step) for step in range(8000))
+    found = Counter(sample_objective(WEIGHTS, seed=1, step=step) for step in range(8000))
     assert found["masked"] / 8000 == pytest.approx(0.75, abs=0.015)
     assert found["span"] == 0
     assert set(found) == {"masked", "causal"}
@@ -28,7 +28,7 @@ def test_each_objective_comes_as_often_as_its_weight_says() -> None:
 
 def test_the_choice_is_a_function_of_seed_and_step() -> None:
     def run(seed: int, first: int, weights: dict[str, float]) -> list[str]:
-        return [choose(weights, seed=seed, step=step) for step in range(first, 200)]
+        return [sample_objective(weights, seed=seed, step=step) for step in range(first, 200)]
 
     whole = run(1, 0, WEIGHTS)
     assert run(1, 120, WEIGHTS) == whole[120:]
@@ -39,7 +39,7 @@ def test_the_choice_is_a_function_of_seed_and_step() -> None:
 @pytest.mark.parametrize("weights", [{}, {"masked": 0.0}, {"masked": -1.0, "causal": 3.0}])
 def test_weights_that_mean_nothing_are_refused(weights: dict[str, float]) -> None:
     with pytest.raises(InputError, match="weight"):
-        choose(weights, seed=0, step=0)
+        sample_objective(weights, seed=0, step=0)
 
 
 @pytest.mark.parametrize(
@@ -50,32 +50,32 @@ def test_an_objective_takes_the_models_that_it_fits_and_refuses_others_in_one_li
     name: str, fitting: set[str]
 ) -> None:
     spec = model(name).spec
-    for objective in FITS:
+    for objective in ARCHITECTURE_OF:
         if objective in fitting:
-            check(objective, spec)
+            check_objective(objective, spec)
         else:
             with pytest.raises(InputError, match=f"^objective: {objective} needs .*{name} is .*try [^\n]*$"):
-                check(objective, spec)
+                check_objective(objective, spec)
 
 
 def test_a_model_without_a_vocabulary_to_choose_from_is_refused() -> None:
     with pytest.raises(InputError, match="needs a head of kind 'lm'"):
-        check("masked", model("bert", head="sequence").spec)
+        check_objective("masked", model("bert", head="sequence").spec)
     with pytest.raises(InputError, match="did you mean 'masked'"):
-        check("maskd", model("bert").spec)
+        check_objective("maskd", model("bert").spec)
 
 
 def test_every_family_that_reads_text_has_an_objective() -> None:
     for name in names():
-        module = family(name)
+        module = get_family(name)
         spec = module.spec(next(iter(module.SIZES.values())), **_vocabularies(module))
         if spec.head is not None and spec.head.kind == "lm":
-            assert any(_fits(objective, spec) for objective in FITS), name
+            assert any(_fits(objective, spec) for objective in ARCHITECTURE_OF), name
 
 
 def _fits(objective: str, spec: object) -> bool:
     try:
-        check(objective, spec)  # type: ignore[arg-type]
+        check_objective(objective, spec)  # type: ignore[arg-type]
     except InputError:
         return False
     return True

@@ -9,25 +9,25 @@ from typing import Any
 import pytest
 import torch
 
-from qkv.data.corruption import spoil
-from qkv.data.spans import Spans, corrupt
+from qkv.data.noise.noising import add_noise
+from qkv.data.noise.span_corruption import SpanCorruptionConfig, corrupt_spans
 from qkv.nn import Ragged
-from qkv.objectives import denoise, span
-from qkv.objectives.term import Term
+from qkv.objectives import denoising, span_corruption
+from qkv.objectives.loss import LossSum
 
 sys.path.append(str(Path(__file__).parent))
 from bodies import CHANCE, MARKS, gradients, halves, model, same, text
 
-SHORT = Spans(rate=0.3, mean=2)
-CASES = [("bart", denoise, spoil, None), ("t5", span, corrupt, None), ("t5", span, corrupt, SHORT)]
+SHORT = SpanCorruptionConfig(noise_density=0.3, mean_noise_span_length=2)
+CASES = [("bart", denoising, add_noise, None), ("t5", span_corruption, corrupt_spans, None), ("t5", span_corruption, corrupt_spans, SHORT)]
 
 
-def losses(body: Any, batch: Any) -> tuple[Term, ...]:
-    return (denoise.loss(body, batch),)
+def losses(body: Any, batch: Any) -> tuple[LossSum, ...]:
+    return (denoising.loss(body, batch),)
 
 
 def ragged(ids: torch.Tensor, lengths: torch.Tensor) -> list[list[int]]:
-    return [x.tolist() for x in Ragged.of(ids, lengths).sequences()]
+    return [x.tolist() for x in Ragged.from_lengths(ids, lengths).sequences()]
 
 
 @pytest.mark.parametrize(("name", "objective", "make", "how"), CASES)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from qkv.data.batches import EncodedPairs
-from qkv.objectives.seq2seq import inputs, loss
+from qkv.data.batching import EncodedPairs
+from qkv.objectives.seq2seq import loss, make_inputs
 
 sys.path.append(str(Path(__file__).parents[1] / "decode"))
 from writers import tiny
@@ -19,7 +19,7 @@ PAIRS = EncodedPairs([[5, 6, 7], [8]], [[4], [9, 10, 4]])
 
 @pytest.fixture
 def batch():
-    return inputs(PAIRS.take(range(2)), start=2, end=3)
+    return make_inputs(PAIRS.gather(range(2)), bos_id=2, eos_id=3)
 
 
 def test_a_source_is_closed_and_a_target_opened(batch):
@@ -42,13 +42,13 @@ def test_label_smoothing_spreads_its_share_evenly_over_the_vocabulary(batch):
     model = tiny("transformer")
     log_probabilities = torch.log_softmax(model(batch.source, batch.target), -1)
     evenly = -log_probabilities.mean(-1).sum()
-    torch.testing.assert_close(loss(model, batch, smoothing=0.1), 0.9 * loss(model, batch) + 0.1 * evenly)
+    torch.testing.assert_close(loss(model, batch, label_smoothing=0.1), 0.9 * loss(model, batch) + 0.1 * evenly)
 
 
 @pytest.mark.parametrize("family", ["transformer", "rnn"])
 def test_two_passes_without_dropout_agree_and_add_nothing(batch, family):
     model = tiny(family)
-    torch.testing.assert_close(loss(model, batch, agree=3.0), loss(model, batch))
+    torch.testing.assert_close(loss(model, batch, rdrop_alpha=3.0), loss(model, batch))
 
 
 def test_two_passes_with_dropout_differ_and_agreement_costs(batch):
@@ -56,5 +56,5 @@ def test_two_passes_with_dropout_differ_and_agreement_costs(batch):
     costs = []
     for agree in (1e-9, 3.0):
         torch.manual_seed(1)
-        costs.append(loss(model, batch, agree=agree).item())
+        costs.append(loss(model, batch, rdrop_alpha=agree).item())
     assert costs[1] > costs[0] + 0.01

@@ -12,15 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qkv.data.examples import Answer, Choice, Labelled, Pictured, Question, Span, Tagged
-from qkv.data.tasks.conll import spaced
+from qkv.checkpoints import ModelBundle
+from qkv.data.examples import Answer, ImageExample, MultipleChoiceExample, QAExample, Span, TaggedExample, TextExample
+from qkv.data.formats.conll import join_words
 from qkv.families import bart, bert, gpt2, roberta, t5, vit
 from qkv.nn import build
-from qkv.objectives.label import judged
-from qkv.tasks import find
-from qkv.tasks.task import Asked, has_segments, put_on, reader_of
-from qkv.text.tokeniser import Tokeniser, train_tokeniser
-from qkv.weights import Loaded
+from qkv.objectives.classification import head_logits
+from qkv.tasks import get_task
+from qkv.tasks.base import Features, apply_head_overrides, has_token_types, input_processor
+from qkv.tokenization.tokenizer import Tokenizer, train_tokenizer
 
 TEXT = """the king of spain sees a house in london and likes tea with unhappiness . who where what is it ?
 bees dogs hate rainy mornings ; queen anne lives there since nineteen hundred years"""
@@ -31,16 +31,16 @@ LENGTH = 48
 
 
 @cache
-def tokeniser(family: str = "bert") -> Tokeniser:
+def tokeniser(family: str = "bert") -> Tokenizer:
     template = FAMILIES[family].TEMPLATE
     lines = [" ".join(WORDS[i:] + WORDS[:i]) for i in range(len(WORDS))]
-    return train_tokeniser(template.kind, lines, size=SIZES[family], template=template)
+    return train_tokenizer(template.kind, lines, vocab_size=SIZES[family], template=template)
 
 
 SMALL = {"width": 32, "heads": 2, "layers": 1, "hidden": 64, "key": 16, "dropout": 0.0}  # by a field's end
 
 
-def model(task: Any, labels: Sequence[str], length: int = LENGTH, family: str = "bert") -> Loaded:
+def model(task: Any, labels: Sequence[str], length: int = LENGTH, family: str = "bert") -> ModelBundle:
     """A tiny model under the head of a task."""
     torch.manual_seed(2)
     if task.name == "picture":
@@ -50,36 +50,36 @@ def model(task: Any, labels: Sequence[str], length: int = LENGTH, family: str = 
     small = {name: size for name in names for end, size in SMALL.items() if name.split("_")[-1] == end}
     shape = made_by.Shape(**small | {name: length for name in names if name == "length"})
     wanted = inspect.signature(made_by.spec).parameters
-    sizes = {name: tokens.size for name in ("source", "target", "vocabulary") if name in wanted}
+    sizes = {name: tokens.vocab_size for name in ("source", "target", "vocabulary") if name in wanted}
     made = build(made_by.spec(shape, head=task.kind, labels=tuple(labels), **sizes))
-    put_on(task, made)
-    return Loaded(made.eval(), tokens, tokens)
+    apply_head_overrides(task, made)
+    return ModelBundle(made.eval(), tokens, tokens)
 
 
-def looking(task: Any, labels: Sequence[str]) -> Loaded:
+def looking(task: Any, labels: Sequence[str]) -> ModelBundle:
     """The same of a model that looks at pictures."""
-    shape = vit.Shape(width=32, heads=2, layers=1, hidden=64, image=8, patch=4, channels=1)
-    made = build(vit.spec(shape, head=task.kind, labels=tuple(labels)))
-    put_on(task, made)
-    return Loaded(made.eval(), images=task.images(made.spec.source, None))
+    shape = vit.Config(d_model=32, heads=2, layers=1, d_ff=64, image_size=8, patch_size=4, num_channels=1)
+    made = build(vit.make_spec(shape, head=task.kind, labels=tuple(labels)))
+    apply_head_overrides(task, made)
+    return ModelBundle(made.eval(), image_processor=task.images(made.spec.source_embedding, None))
 
 
-def learn(task: Any, loaded: Loaded, examples: Sequence[Any], steps: int, rate: float = 3e-3) -> None:
+def learn(task: Any, loaded: ModelBundle, examples: Sequence[Any], steps: int, rate: float = 3e-3) -> None:
     """All examples in one batch, over and over."""
     head = loaded.model.spec.head
-    asked = task.ask(examples, reader_of(task, loaded), head.labels, loaded.model.spec.source.length)
-    batch = task.prepare(asked, has_segments(loaded.model.spec))
+    asked = task.ask(examples, input_processor(task, loaded), head.labels, loaded.model.spec.source_embedding.max_length)
+    batch = task.prepare(asked, has_token_types(loaded.model.spec))
     optimiser = torch.optim.AdamW(loaded.model.parameters(), rate)
     loaded.model.train()
     for _ in range(steps):
-        total, targets = task.loss(judged(loaded.model, batch), batch)
+        total, targets = task.loss(head_logits(loaded.model, batch), batch)
         optimiser.zero_grad()
         (total / targets).backward()
         optimiser.step()
     loaded.model.eval()
 
 
-def perfect(task: Any, one: Asked, outputs: int) -> Tensor:
+def perfect(task: Any, one: Features, outputs: int) -> Tensor:
     """Logits that say what an example's labels say."""
     if task.name == "rate":
         return torch.tensor([one.labels])
@@ -91,13 +91,13 @@ def perfect(task: Any, one: Asked, outputs: int) -> Tensor:
             logits[int(place), side] = 9.0
         return logits
     if task.kind == "choice":
-        return torch.nn.functional.one_hot(torch.tensor(int(one.labels[0])), len(one.sequences))[:, None] * 9.0
+        return torch.nn.functional.one_hot(torch.tensor(int(one.labels[0])), len(one.input_ids))[:, None] * 9.0
     return torch.nn.functional.one_hot(torch.tensor([int(x) for x in one.labels]), outputs) * 9.0
 
 
-def told(task: Any, examples: Sequence[Any], labels: Sequence[str], longest: int, tokens: Tokeniser) -> list[Any]:
+def told(task: Any, examples: Sequence[Any], labels: Sequence[str], longest: int, tokens: Tokenizer) -> list[Any]:
     """Predictions from perfect logits."""
-    parts: list[list[tuple[Asked, Tensor]]] = [[] for _ in examples]
+    parts: list[list[tuple[Features, Tensor]]] = [[] for _ in examples]
     for one in task.ask(examples, tokens, labels, longest):
         parts[one.example].append((one, perfect(task, one, len(labels))))
     return [task.read(found, example, labels) for found, example in zip(parts, examples, strict=True)]
@@ -127,33 +127,33 @@ def tags_of(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(tags)
 
 
-def tagged(number: int, count: int = 7, chunks: bool = True) -> Tagged:
+def tagged(number: int, count: int = 7, chunks: bool = True) -> TaggedExample:
     words = tuple(words_of(number, count))
-    text, starts = spaced(words)
+    text, starts = join_words(words)
     tags = tags_of(words) if chunks else tuple(["SHORT", "LONG"][len(word) > 4] for word in words)
-    return Tagged(text, words, starts, tags, f"tags:{number}")
+    return TaggedExample(text, words, starts, tags, f"tags:{number}")
 
 
-def question(number: int, count: int = 12, answerable: bool = True) -> Question:
+def question(number: int, count: int = 12, answerable: bool = True) -> QAExample:
     words = words_of(number, count)
     context, word = " ".join(words), max(words[number % 8 :], key=len)  # SQuAD's rules leave nothing of an article
     answer = Answer(word, f" {context} ".index(f" {word} "))
     answers = (answer,) if answerable else ()
-    return Question(str(number), f"where is {word if answerable else 'it'} ?", context, answers, "q", answerable)
+    return QAExample(str(number), f"where is {word if answerable else 'it'} ?", context, answers, "q", answerable)
 
 
-def choice(number: int) -> Choice:
+def choice(number: int) -> MultipleChoiceExample:
     options = tuple(sentence(number + i, 2) for i in range(2 + number % 3))
-    return Choice(sentence(number, 4), options, number % len(options), "c", "and" if number % 2 else None)
+    return MultipleChoiceExample(sentence(number, 4), options, number % len(options), "c", "and" if number % 2 else None)
 
 
-def labelled(number: int, label: Any, pair: bool = True) -> Labelled:
-    return Labelled(sentence(number), f"l:{number}", sentence(number + 9, 3) if pair else None, label)
+def labelled(number: int, label: Any, pair: bool = True) -> TextExample:
+    return TextExample(sentence(number), f"l:{number}", sentence(number + 9, 3) if pair else None, label)
 
 
-def pictured(number: int) -> Pictured:
+def pictured(number: int) -> ImageExample:
     drawn = np.random.default_rng(number).integers(0, 256, (8, 8), dtype=np.uint8)
-    return Pictured(drawn, f"p:{number}", "xyz"[number % 3])
+    return ImageExample(drawn, f"p:{number}", "xyz"[number % 3])
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ class Case:
     steps: int = 60
 
     def make(self) -> Any:
-        return find(self.task, **self.settings)
+        return get_task(self.task, **self.settings)
 
 
 SPANS = [Span(0, len(words_of(i, 6)[0])) for i in range(8)]
@@ -175,7 +175,7 @@ CASES = {
     "classify": Case("classify", [labelled(i, "xyz"[i % 3]) for i in range(8)]),
     "classify marked": Case(
         "classify",
-        [Labelled(sentence(i), f"l:{i}", None, "xy"[i % 2], (SPANS[i],)) for i in range(8)],
+        [TextExample(sentence(i), f"l:{i}", None, "xy"[i % 2], (SPANS[i],)) for i in range(8)],
         {"mark": True, "positive": "x"},
     ),
     "rate": Case("rate", [labelled(i, 0.6 * i) for i in range(8)], steps=150),

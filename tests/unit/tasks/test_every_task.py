@@ -10,14 +10,14 @@ import pytest
 import torch
 from task_models import CASES, FAMILIES, LENGTH, Case, learn, model, tokeniser, told
 
+from qkv.checkpoints import load, save
+from qkv.checkpoints.hf_checkpoint import head_names
 from qkv.data.pair import Pair
-from qkv.decode.frames import input_length
 from qkv.errors import InputError
-from qkv.objectives.label import judged
-from qkv.tasks import TASKS, find
-from qkv.tasks.task import logits_of, predict, reader_of, score
-from qkv.weights import load, save
-from qkv.weights.huggingface import head_names
+from qkv.generation.inputs import max_input_length
+from qkv.objectives.classification import head_logits
+from qkv.tasks import TASKS, get_task
+from qkv.tasks.base import compute_metrics, input_processor, predict, predict_logits
 
 EVERY = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 
@@ -39,7 +39,7 @@ def test_perfect_logits_give_perfect_predictions(case: Case, family: str) -> Non
     task = case.make()
     labels = task.labels(case.examples)
     found = told(task, case.examples, labels, LENGTH, tokeniser(family))
-    figures = score(task, found, case.examples, labels)
+    figures = compute_metrics(task, found, case.examples, labels)
     decides = task.decides(labels)
     assert figures[decides] == pytest.approx(100.0 if task.name == "answer" else 1.0)
 
@@ -49,9 +49,9 @@ def test_a_tiny_model_learns_eight_examples_by_heart(case: Case) -> None:
     task = case.make()
     labels = task.labels(case.examples)
     loaded = model(task, labels)
-    before = score(task, predict(task, loaded, case.examples), case.examples, labels)[task.decides(labels)]
+    before = compute_metrics(task, predict(task, loaded, case.examples), case.examples, labels)[task.decides(labels)]
     learn(task, loaded, case.examples, case.steps)
-    after = score(task, predict(task, loaded, case.examples), case.examples, labels)[task.decides(labels)]
+    after = compute_metrics(task, predict(task, loaded, case.examples), case.examples, labels)[task.decides(labels)]
     assert before < after
     assert after > (99.9 if task.name == "answer" else 0.99)
 
@@ -69,8 +69,8 @@ def with_heads() -> list[Any]:
 def test_batch_mates_do_not_matter_and_order_is_kept(case: Case, family: str) -> None:
     task = case.make()
     loaded = model(task, task.labels(case.examples), family=family)
-    together = logits_of(task, loaded, case.examples)
-    alone = logits_of(task, loaded, case.examples[::-1], budget=1)[::-1]
+    together = predict_logits(task, loaded, case.examples)
+    alone = predict_logits(task, loaded, case.examples[::-1], max_tokens=1)[::-1]
     for parts, others in zip(together, alone, strict=True):
         assert len(parts) == len(others)
         for (_, ours), (_, theirs) in zip(sorted_by_ids(parts), sorted_by_ids(others), strict=True):
@@ -86,10 +86,10 @@ def test_the_loss_of_a_batch_is_that_of_its_parts(case: Case) -> None:
     task = case.make()
     labels = task.labels(case.examples)
     loaded = model(task, labels)
-    asked = task.ask(case.examples, reader_of(task, loaded), labels, input_length(loaded.model.spec))
+    asked = task.ask(case.examples, input_processor(task, loaded), labels, max_input_length(loaded.model.spec))
     with torch.no_grad():
         whole, *parts = (
-            task.loss(judged(loaded.model, batch), batch)
+            task.loss(head_logits(loaded.model, batch), batch)
             for batch in (task.prepare(some, True) for some in (asked, asked[:3], asked[3:]))
         )
     assert whole.targets == sum(part.targets for part in parts)
@@ -131,12 +131,12 @@ def test_what_the_task_makes_of_the_head_is_saved_with_the_model(case: Case, tmp
 @pytest.mark.parametrize("name", TASKS)
 def test_the_examples_of_another_task_are_refused(name: str) -> None:
     with pytest.raises(InputError, match=f"task {name}: takes .* this format gives Pair"):
-        find(name).labels([Pair("a", "b", "here")])
+        get_task(name).labels([Pair("a", "b", "here")])
 
 
 @pytest.mark.parametrize("name", TASKS)
 def test_a_model_with_another_head_is_refused(name: str) -> None:
     case = next(case for case in CASES.values() if case.task == name)
-    other = find("tag" if name != "tag" else "choose")
+    other = get_task("tag" if name != "tag" else "choose")
     with pytest.raises(InputError, match=f"{name}: needs a head of kind"):
-        predict(find(name), model(other, ("a", "b")), case.examples)
+        predict(get_task(name), model(other, ("a", "b")), case.examples)

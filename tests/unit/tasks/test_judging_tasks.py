@@ -10,13 +10,13 @@ import pytest
 import torch
 
 import qkv
-from qkv.data.examples import Choice, Label, Labelled, Span
-from qkv.data.tasks import read
-from qkv.data.tasks.formats import FORMATS
+from qkv.data.examples import Label, MultipleChoiceExample, Span, TextExample
+from qkv.data.formats import read
+from qkv.data.formats.registry import FORMATS
 from qkv.errors import InputError
-from qkv.tasks import find, texts
-from qkv.tasks.benchmarks import USUAL, usual
-from qkv.tasks.task import put_on, score
+from qkv.tasks import get_task, text_inputs
+from qkv.tasks.base import apply_head_overrides, compute_metrics
+from qkv.tasks.benchmark_defaults import DEFAULTS, default_settings
 
 sys.path.append(str(Path(__file__).parents[1] / "weights"))
 from checkpoints import checkpoint
@@ -24,37 +24,37 @@ from checkpoints import checkpoint
 LABELS = ("bad", "good", "so so")
 
 
-def text(label: Label = None, said: str = "the cat", second: str | None = None, **others: object) -> Labelled:
-    return Labelled(said, "file:3", second, label, **others)
+def text(label: Label = None, said: str = "the cat", second: str | None = None, **others: object) -> TextExample:
+    return TextExample(said, "file:3", second, label, **others)
 
 
 @pytest.fixture(scope="module")
-def words(tmp_path_factory: pytest.TempPathFactory) -> qkv.Loaded:
+def words(tmp_path_factory: pytest.TempPathFactory) -> qkv.ModelBundle:
     return qkv.load(checkpoint(tmp_path_factory.mktemp("judge"), "sequence"))
 
 
 # ---- several labels -------------------------------------------------------------------------------------------------
 
 
-def test_each_label_is_a_target_of_its_own(words: qkv.Loaded) -> None:
-    task = find("label")
+def test_each_label_is_a_target_of_its_own(words: qkv.ModelBundle) -> None:
+    task = get_task("label")
     examples = [text(("good", "bad")), text(()), text("so so")]
     assert task.labels(examples) == LABELS
-    batch = task.prepare(task.ask(examples, words.source, LABELS, 16), True)
+    batch = task.collate(task.featurize(examples, words.source_tokenizer, LABELS, 16), True)
     assert batch.labels.tolist() == [[1, 1, 0], [0, 0, 0], [0, 0, 1]]
 
 
-def test_a_label_counts_from_the_threshold_on(words: qkv.Loaded) -> None:
-    (one,) = find("label").ask([text()], words.source, LABELS, 16)
+def test_a_label_counts_from_the_threshold_on(words: qkv.ModelBundle) -> None:
+    (one,) = get_task("label").featurize([text()], words.source_tokenizer, LABELS, 16)
     logits = torch.logit(torch.tensor([[0.2, 0.45, 0.9]]))
-    assert find("label").read([(one, logits)], text(), LABELS) == {"so so"}
-    assert find("label", threshold=0.4).read([(one, logits)], text(), LABELS) == {"good", "so so"}
-    assert find("label", threshold=0.95).read([(one, logits)], text(), LABELS) == frozenset()
+    assert get_task("label").postprocess([(one, logits)], text(), LABELS) == {"so so"}
+    assert get_task("label", threshold=0.4).postprocess([(one, logits)], text(), LABELS) == {"good", "so so"}
+    assert get_task("label", threshold=0.95).postprocess([(one, logits)], text(), LABELS) == frozenset()
 
 
 def test_sets_of_labels_are_scored_by_f1_and_as_a_whole() -> None:
     said = [frozenset({"good"}), frozenset(), frozenset({"bad", "good"})]
-    found = score(find("label"), said, [text(("good",)), text(()), text(("bad",))], LABELS)
+    found = compute_metrics(get_task("label"), said, [text(("good",)), text(()), text(("bad",))], LABELS)
     assert found["accuracy"] == pytest.approx(2 / 3)
     assert found["f1_micro"] == pytest.approx(4 / 5)
     assert found["f1_macro"] == pytest.approx((2 / 3 + 1 + 0) / 3)
@@ -62,36 +62,36 @@ def test_sets_of_labels_are_scored_by_f1_and_as_a_whole() -> None:
 
 def test_predict_lists_the_labels_above_the_threshold(tmp_path: Path) -> None:
     fresh = qkv.load(checkpoint(tmp_path / "one", "sequence"))
-    put_on(find("label"), fresh.model)
+    apply_head_overrides(get_task("label"), fresh.model)
     qkv.save(fresh, tmp_path / "several")
     loaded = qkv.load(tmp_path / "several")
-    frame = loaded.source.frame("a cat sat")
+    frame = loaded.source_tokenizer.encode_plus("a cat sat")
     with torch.no_grad():
-        ids = qkv.Ragged.of(torch.tensor(frame.ids), [len(frame.ids)])
-        chances = torch.sigmoid(loaded.model(ids, torch.tensor(frame.segments))[0])
+        ids = qkv.Ragged.from_lengths(torch.tensor(frame.ids), [len(frame.ids)])
+        chances = torch.sigmoid(loaded.model(ids, torch.tensor(frame.token_type_ids))[0])
     middle = float(chances.sort().values[1])
-    (found,) = qkv.predict(loaded, ["a cat sat"], qkv.Decoding(threshold=middle - 1e-4))
+    (found,) = qkv.predict(loaded, ["a cat sat"], qkv.GenerationConfig(threshold=middle - 1e-4))
     wanted = sorted(zip(chances.tolist(), LABELS, strict=True), reverse=True)[:2]
     assert [p.text for p in found] == [name for _, name in wanted]
     assert [p.score for p in found] == pytest.approx([math.log(chance) for chance, _ in wanted], abs=1e-5)
-    assert qkv.predict(loaded, ["a cat sat"], qkv.Decoding(threshold=1.0)) == [[]]
+    assert qkv.predict(loaded, ["a cat sat"], qkv.GenerationConfig(threshold=1.0)) == [[]]
 
 
 @pytest.mark.parametrize("threshold", [-0.1, 1.2])
-def test_a_threshold_is_a_probability(threshold: float, words: qkv.Loaded) -> None:
+def test_a_threshold_is_a_probability(threshold: float, words: qkv.ModelBundle) -> None:
     with pytest.raises(InputError, match="threshold"):
-        qkv.predict(words, ["a cat"], qkv.Decoding(threshold=threshold))
+        qkv.predict(words, ["a cat"], qkv.GenerationConfig(threshold=threshold))
     with pytest.raises(InputError, match=r"task\.threshold"):
-        find("label", threshold=threshold)
+        get_task("label", threshold=threshold)
 
 
 # ---- numbers --------------------------------------------------------------------------------------------------------
 
 
-def test_numbers_are_learned_as_they_are(words: qkv.Loaded) -> None:
-    task = find("rate")
+def test_numbers_are_learned_as_they_are(words: qkv.ModelBundle) -> None:
+    task = get_task("rate")
     assert task.labels([text(2.5), text(4.0)]) == ("score",)
-    batch = task.prepare(task.ask([text(2.5), text(4.0)], words.source, ("score",), 16), True)
+    batch = task.collate(task.featurize([text(2.5), text(4.0)], words.source_tokenizer, ("score",), 16), True)
     assert batch.labels.tolist() == [2.5, 4.0]
     total, targets = task.loss(torch.tensor([[2.0], [7.0]]), batch)
     assert (float(total), targets) == (9.25, 2)
@@ -100,22 +100,22 @@ def test_numbers_are_learned_as_they_are(words: qkv.Loaded) -> None:
 # ---- choices --------------------------------------------------------------------------------------------------------
 
 
-def test_each_option_is_a_sequence_with_its_context(words: qkv.Loaded) -> None:
-    (one,) = find("choose").ask([Choice("the cat", ("sat", "a mat"), 1, "c", "on")], words.source, (), 16)
-    assert [words.source.tokens(sequence) for sequence in one.sequences] == [
+def test_each_option_is_a_sequence_with_its_context(words: qkv.ModelBundle) -> None:
+    (one,) = get_task("choose").featurize([MultipleChoiceExample("the cat", ("sat", "a mat"), 1, "c", "on")], words.source_tokenizer, (), 16)
+    assert [words.source_tokenizer.ids_to_display(sequence) for sequence in one.input_ids] == [
         ["[CLS]", "the", "cat", "[SEP]", "on", "sat", "[SEP]"],
         ["[CLS]", "the", "cat", "[SEP]", "on", "a", "mat", "[SEP]"],
     ]
-    assert list(one.segments[0]) == [0, 0, 0, 0, 1, 1, 1]
+    assert list(one.token_type_ids[0]) == [0, 0, 0, 0, 1, 1, 1]
     assert one.labels == (1.0,)
-    assert one.rows(at_each_token=False) == 2
+    assert one.num_logits(is_token_level=False) == 2
 
 
-def test_examples_may_have_different_numbers_of_options(words: qkv.Loaded) -> None:
-    task = find("choose")
-    examples = [Choice("the cat", ("sat", "on", "a"), 2, "c"), Choice("the", ("cat", "dog"), 0, "c")]
-    batch = task.prepare(task.ask(examples, words.source, (), 16), True)
-    assert batch.choices == (3, 2)
+def test_examples_may_have_different_numbers_of_options(words: qkv.ModelBundle) -> None:
+    task = get_task("choose")
+    examples = [MultipleChoiceExample("the cat", ("sat", "on", "a"), 2, "c"), MultipleChoiceExample("the", ("cat", "dog"), 0, "c")]
+    batch = task.collate(task.featurize(examples, words.source_tokenizer, (), 16), True)
+    assert batch.num_choices == (3, 2)
     logits = torch.tensor([[0.0], [1.0], [2.0], [3.0], [3.0]])
     wanted = -torch.log_softmax(torch.tensor([0.0, 1.0, 2.0]), 0)[2] + torch.log(torch.tensor(2.0))
     assert float(task.loss(logits, batch).total) == pytest.approx(float(wanted))
@@ -124,15 +124,15 @@ def test_examples_may_have_different_numbers_of_options(words: qkv.Loaded) -> No
 @pytest.mark.parametrize(
     ("example", "said"),
     [
-        (Choice("the", (), None, "file:3"), "file:3: there are no options"),
-        (Choice("the", ("a", " "), None, "file:3"), "file:3: an option is empty"),
-        (Choice("the", ("a", "cat"), 2, "file:3"), "file:3: the answer is 2, but the options are 0 to 1"),
-        (Choice("the", ("a", "cat"), -1, "file:3"), "file:3: the answer is -1"),
+        (MultipleChoiceExample("the", (), None, "file:3"), "file:3: there are no options"),
+        (MultipleChoiceExample("the", ("a", " "), None, "file:3"), "file:3: an option is empty"),
+        (MultipleChoiceExample("the", ("a", "cat"), 2, "file:3"), "file:3: the answer is 2, but the options are 0 to 1"),
+        (MultipleChoiceExample("the", ("a", "cat"), -1, "file:3"), "file:3: the answer is -1"),
     ],
 )
-def test_bad_choices_are_named(example: Choice, said: str, words: qkv.Loaded) -> None:
+def test_bad_choices_are_named(example: MultipleChoiceExample, said: str, words: qkv.ModelBundle) -> None:
     with pytest.raises(InputError, match=said):
-        find("choose").ask([example], words.source, (), 16)
+        get_task("choose").featurize([example], words.source_tokenizer, (), 16)
 
 
 # ---- what all share -------------------------------------------------------------------------------------------------
@@ -151,90 +151,90 @@ def test_bad_choices_are_named(example: Choice, said: str, words: qkv.Loaded) ->
         ("rate", text(1.0, ""), "file:3: the text is empty"),
     ],
 )
-def test_bad_examples_are_named(task: str, example: Labelled, said: str, words: qkv.Loaded) -> None:
+def test_bad_examples_are_named(task: str, example: TextExample, said: str, words: qkv.ModelBundle) -> None:
     with pytest.raises(InputError, match=said):
-        find(task).ask([text(), example], words.source, LABELS, 16)
+        get_task(task).featurize([text(), example], words.source_tokenizer, LABELS, 16)
 
 
 @pytest.mark.parametrize("task", ["classify", "label", "rate"])
-def test_a_long_text_is_cut_and_said_or_refused(task: str, words: qkv.Loaded) -> None:
+def test_a_long_text_is_cut_and_said_or_refused(task: str, words: qkv.ModelBundle) -> None:
     long = text(None, "the cat " * 20, "a dog")
-    (one,) = find(task).ask([long], words.source, LABELS, 12)
-    assert one.cut
+    (one,) = get_task(task).featurize([long], words.source_tokenizer, LABELS, 12)
+    assert one.truncated
     assert one.length == 12
-    assert words.source.tokens(one.sequences[0])[-4:] == ["[SEP]", "a", "dog", "[SEP]"]
+    assert words.source_tokenizer.ids_to_display(one.input_ids[0])[-4:] == ["[SEP]", "a", "dog", "[SEP]"]
     with pytest.raises(InputError, match=r"file:3: 45 tokens.*task\.too_long"):
-        find(task, too_long="refuse").ask([long], words.source, LABELS, 12)
+        get_task(task, too_long="refuse").featurize([long], words.source_tokenizer, LABELS, 12)
 
 
 def test_more_texts_than_are_framed_at_once_keep_their_numbers(
-    words: qkv.Loaded, monkeypatch: pytest.MonkeyPatch
+    words: qkv.ModelBundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(texts, "_TOGETHER", 3)
-    asked = find("classify").ask([text(said="cat " * (1 + i)) for i in range(8)], words.source, LABELS, 16)
-    assert [(one.example, one.length) for one in asked] == [(i, i + 3) for i in range(8)]
+    monkeypatch.setattr(text_inputs, "_TOGETHER", 3)
+    asked = get_task("classify").featurize([text(said="cat " * (1 + i)) for i in range(8)], words.source_tokenizer, LABELS, 16)
+    assert [(one.example_index, one.length) for one in asked] == [(i, i + 3) for i in range(8)]
 
 
 # ---- GLUE and SuperGLUE ---------------------------------------------------------------------------------------------
 
 
 def test_spans_are_marked_in_both_texts() -> None:
-    spans = (Span(4, 7), Span(8, 11), Span(0, 1, second=True))
+    spans = (Span(4, 7), Span(8, 11), Span(0, 1, in_text_pair=True))
     example = text(None, "the cat sat", "a dog", spans=spans)
-    assert texts.given(example, mark=True) == ("the *cat* #sat#", "*a* dog")
-    assert texts.given(example) == ("the cat sat", "a dog")
+    assert text_inputs.get_texts(example, mark_spans=True) == ("the *cat* #sat#", "*a* dog")
+    assert text_inputs.get_texts(example) == ("the cat sat", "a dog")
     glued = text(None, "the cat", spans=(Span(4, 5), Span(5, 7)))
-    assert texts.given(glued, mark=True) == "the *c*#at#"
+    assert text_inputs.get_texts(glued, mark_spans=True) == "the *c*#at#"
 
 
 def test_a_span_outside_its_text_is_named() -> None:
     with pytest.raises(InputError, match="file:3: the span 4–9 lies outside its text"):
-        texts.given(text(None, "the cat", spans=(Span(4, 9),)), mark=True)
+        text_inputs.get_texts(text(None, "the cat", spans=(Span(4, 9),)), mark_spans=True)
 
 
 def test_multirc_has_the_f1_of_answers_and_the_exact_match_of_questions() -> None:
-    task = find("classify", **usual("superglue:MultiRC", "classify"))
+    task = get_task("classify", **default_settings("superglue:MultiRC", "classify"))
     examples = [text(label, group=group) for label, group in (("true", "1"), ("false", "1"), ("true", "2"))]
     labels = task.labels(examples)
-    found = score(task, ["true", "true", "true"], examples, labels)
+    found = compute_metrics(task, ["true", "true", "true"], examples, labels)
     assert found["exact"] == 0.5
     assert found["f1"] == pytest.approx(0.8)
-    assert task.decides(labels) == "f1"
+    assert task.primary_metric(labels) == "f1"
 
 
 def test_benchmarks_settings_are_settings_of_their_tasks() -> None:
-    for name, (task, settings) in USUAL.items():
+    for name, (task, settings) in DEFAULTS.items():
         assert name in FORMATS
-        assert find(task, **usual(name.lower(), task)) == find(task, **settings)
-    assert usual("glue:CoLA", "label") == {}
-    assert usual("csv", "classify") == {}
+        assert get_task(task, **default_settings(name.lower(), task)) == get_task(task, **settings)
+    assert default_settings("glue:CoLA", "label") == {}
+    assert default_settings("csv", "classify") == {}
 
 
 def test_a_positive_class_that_nobody_has_is_named() -> None:
     with pytest.raises(InputError, match=r"task\.positive: no example has the label 'god'.*good"):
-        find("classify", positive="god").labels([text("good"), text("bad")])
+        get_task("classify", positive="god").labels([text("good"), text("bad")])
 
 
-def test_copa_and_record_read_from_their_files_are_asked(words: qkv.Loaded, tmp_path: Path) -> None:
+def test_copa_and_record_read_from_their_files_are_asked(words: qkv.ModelBundle, tmp_path: Path) -> None:
     copa = '{"premise": "the cat", "choice1": "a dog", "choice2": "the mat", "question": "cause", "label": 1, "idx": 0}'
     (tmp_path / "copa.jsonl").write_text(copa + "\n")
-    (one,) = find("choose").ask(read("superglue:COPA", tmp_path / "copa.jsonl"), words.source, (), 16)
-    assert (len(one.sequences), one.labels) == (2, (1.0,))
+    (one,) = get_task("choose").featurize(read("superglue:COPA", tmp_path / "copa.jsonl"), words.source_tokenizer, (), 16)
+    assert (len(one.input_ids), one.labels) == (2, (1.0,))
     record = (
         '{"passage": {"text": "a cat sat on the mat", "entities": [{"start": 2, "end": 4}, {"start": 17, "end": 19}]}, '
         '"qas": [{"query": "the @placeholder sat", "answers": [{"start": 2, "end": 4}], "idx": 0}], "idx": 1}'
     )
     (tmp_path / "record.jsonl").write_text(record + "\n")
     (question,) = read("superglue:ReCoRD", tmp_path / "record.jsonl")
-    task = find("answer")
-    (one,) = task.ask([question], words.source, (), 32)
-    found = task.read([(one, torch.randn(one.length, 2))], question, ())
+    task = get_task("answer")
+    (one,) = task.featurize([question], words.source_tokenizer, (), 32)
+    found = task.postprocess([(one, torch.randn(one.length, 2))], question, ())
     assert {stretch.text for stretch in found.best} == {"cat", "mat"}
-    assert score(task, [found], [question], ())["exact"] == (100.0 if found.text == "cat" else 0.0)
+    assert compute_metrics(task, [found], [question], ())["exact"] == (100.0 if found.text == "cat" else 0.0)
 
 
 def test_labels_with_commas_between_are_not_taken_for_one_label():
-    joined = [Labelled("a", "mine.csv:2", label="x"), Labelled("b", "mine.csv:3", label="x,y")]
+    joined = [TextExample("a", "mine.csv:2", label="x"), TextExample("b", "mine.csv:3", label="x,y")]
     with pytest.raises(InputError, match=r"^mine.csv:3: 'x,y' would be one label; .* --column separator=,$"):
-        find("label").labels(joined)
-    assert find("label").labels([*joined, Labelled("c", "mine.csv:4", label=("z",))]) == ("x", "x,y", "z")
+        get_task("label").labels(joined)
+    assert get_task("label").labels([*joined, TextExample("c", "mine.csv:4", label=("z",))]) == ("x", "x,y", "z")

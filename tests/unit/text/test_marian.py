@@ -11,7 +11,7 @@ import pytest
 from tokeniser_folders import must_refuse, put
 
 from qkv import families
-from qkv.text.huggingface import read_tokenisers
+from qkv.tokenization.hf import load_tokenizers
 
 
 def marian(folder: Path) -> Path:
@@ -29,19 +29,19 @@ def marian(folder: Path) -> Path:
 
 
 def test_marian_spans_are_the_words_that_a_person_would_mark(tmp_path: Path) -> None:
-    found = read_tokenisers(marian(tmp_path), None, families.templates())
+    found = load_tokenizers(marian(tmp_path), None, families.tokenizer_templates())
     assert found is not None
     text = ">>fra<<  the  café 🙂 garden"
-    framed = found[0].frame(text, "Zürich")
+    framed = found[0].encode_plus(text, "Zürich")
     spelled: dict[tuple[int, int], str] = {}
-    for (first, last), word, part in zip(framed.offsets, framed.words, framed.parts, strict=True):
+    for (first, last), word, part in zip(framed.offsets, framed.word_ids, framed.sequence_ids, strict=True):
         if part is not None and word is not None:
             spelled[part, word] = spelled.get((part, word), "") + (text, "Zürich")[part][first:last]
     assert list(spelled.values()) == [">>fra<<", "the", "café", "🙂", "garden", "Zürich"]
-    assert (framed.ids[0], framed.ids[-1]) == (2, found[0].end)
-    assert (framed.parts[-1], framed.words[-1], framed.offsets[-1]) == (None, None, (0, 0))
-    assert found[0].unknown(text) == "🙂"
-    assert found[0].pieces("🙂")[-1] == "🙂"
+    assert (framed.ids[0], framed.ids[-1]) == (2, found[0].eos_id)
+    assert (framed.sequence_ids[-1], framed.word_ids[-1], framed.offsets[-1]) == (None, None, (0, 0))
+    assert found[0].first_unknown(text) == "🙂"
+    assert found[0].display_tokens("🙂")[-1] == "🙂"
 
 
 def test_marian_without_sentencepiece_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

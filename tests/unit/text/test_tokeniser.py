@@ -12,17 +12,18 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer as HFTokenizer
+from tokenizers import models
 
 from qkv.errors import InputError
-from qkv.text.tokeniser import SPECIALS, Tokeniser, train_tokeniser
+from qkv.tokenization.tokenizer import SPECIAL_TOKENS, Tokenizer, train_tokenizer
 
 KINDS = ["character", "symbol", "bpe"]
 LINES = ["the cat sat on the mat", "the dog sat on the log", "a naïve café, 漢字 and 🙂"]
 
 
-def trained(kind: str, lines: list[str] = LINES, *, lowercase: bool = False) -> Tokeniser:
-    return train_tokeniser(kind, lines, size=300 if kind == "bpe" else None, lowercase=lowercase)
+def trained(kind: str, lines: list[str] = LINES, *, lowercase: bool = False) -> Tokenizer:
+    return train_tokenizer(kind, lines, vocab_size=300 if kind == "bpe" else None, lowercase=lowercase)
 
 
 def one_line(problem: pytest.ExceptionInfo[InputError]) -> str:
@@ -34,22 +35,22 @@ def one_line(problem: pytest.ExceptionInfo[InputError]) -> str:
 @pytest.mark.parametrize("kind", KINDS)
 def test_special_tokens_are_the_first_four_ids(kind: str) -> None:
     tokeniser = trained(kind)
-    assert (tokeniser.pad, tokeniser.unk, tokeniser.start, tokeniser.end) == (0, 1, 2, 3)
-    assert tokeniser.tokens([0, 1, 2, 3]) == list(SPECIALS)
+    assert (tokeniser.pad_id, tokeniser.unk_id, tokeniser.bos_id, tokeniser.eos_id) == (0, 1, 2, 3)
+    assert tokeniser.ids_to_display([0, 1, 2, 3]) == list(SPECIAL_TOKENS)
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
 def test_characters_come_back_as_they_went_in(text: str) -> None:
-    tokeniser = train_tokeniser("character", [text, "x"])
+    tokeniser = train_tokenizer("character", [text, "x"])
     ids = tokeniser.encode(text)
     assert len(ids) == len(text)
     assert tokeniser.decode(ids) == text
-    assert tokeniser.unknown(text) is None
+    assert tokeniser.first_unknown(text) is None
 
 
-@given(st.lists(st.text(st.characters(exclude_categories=["Cs", "Z", "C"]), min_size=1) | st.sampled_from(SPECIALS)))
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs", "Z", "C"]), min_size=1) | st.sampled_from(SPECIAL_TOKENS)))
 def test_symbols_come_back_joined_with_single_spaces(symbols: list[str]) -> None:
-    tokeniser = train_tokeniser("symbol", [" ".join(symbols), "x"])
+    tokeniser = train_tokenizer("symbol", [" ".join(symbols), "x"])
     ids = tokeniser.encode("  ".join(symbols) + " ")
     assert len(ids) == len(symbols)
     assert tokeniser.decode(ids) == " ".join(symbols)
@@ -62,28 +63,28 @@ BPE = trained("bpe")
 def test_bpe_gives_back_any_text_and_knows_every_piece(text: str) -> None:
     ids = BPE.encode(text)
     assert BPE.decode(ids) == text
-    assert BPE.unknown(text) is None
-    assert len(BPE.pieces(text)) == len(ids)
+    assert BPE.first_unknown(text) is None
+    assert len(BPE.display_tokens(text)) == len(ids)
 
 
 @pytest.mark.parametrize("lowercase", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-@given(st.lists(st.sampled_from([*SPECIALS, *map(str.upper, SPECIALS), "a", " ", "<", ">", "s"])))
+@given(st.lists(st.sampled_from([*SPECIAL_TOKENS, *map(str.upper, SPECIAL_TOKENS), "a", " ", "<", ">", "s"])))
 def test_no_text_becomes_a_special_id(kind: str, lowercase: bool, parts: list[str]) -> None:
     tokeniser = injectable(kind, lowercase)
     text = "".join(parts)
-    specials = {tokeniser.pad, tokeniser.start, tokeniser.end}
+    specials = {tokeniser.pad_id, tokeniser.bos_id, tokeniser.eos_id}
     assert not specials & set(tokeniser.encode(text))
     assert not specials & set(tokeniser.encode_batch([text])[0])
 
 
-_INJECTABLE: dict[tuple[str, bool], Tokeniser] = {}
+_INJECTABLE: dict[tuple[str, bool], Tokenizer] = {}
 
 
-def injectable(kind: str, lowercase: bool) -> Tokeniser:
+def injectable(kind: str, lowercase: bool) -> Tokenizer:
     """Trained on the very strings of the attack, often enough for BPE to merge what it can."""
     if (kind, lowercase) not in _INJECTABLE:
-        lines = [" ".join(SPECIALS), "".join(SPECIALS), "a <s>b"] * 50
+        lines = [" ".join(SPECIAL_TOKENS), "".join(SPECIAL_TOKENS), "a <s>b"] * 50
         _INJECTABLE[kind, lowercase] = trained(kind, lines, lowercase=lowercase)
     return _INJECTABLE[kind, lowercase]
 
@@ -92,7 +93,7 @@ def injectable(kind: str, lowercase: bool) -> Tokeniser:
 def test_special_names_that_were_in_the_training_text_survive_as_text(kind: str) -> None:
     text = "a <s> </s> <pad> <unk>"
     tokeniser = injectable(kind, lowercase=False)
-    assert tokeniser.unk not in tokeniser.encode(text)
+    assert tokeniser.unk_id not in tokeniser.encode(text)
     assert tokeniser.decode(tokeniser.encode(text)) == text
 
 
@@ -100,7 +101,7 @@ def test_special_names_that_were_in_the_training_text_survive_as_text(kind: str)
 def test_a_loaded_or_pickled_tokeniser_still_refuses_special_ids(kind: str, tmp_path: Path) -> None:
     tokeniser = trained(kind)
     tokeniser.save(tmp_path / "tokenizer.json")
-    copies = [Tokeniser.load(tmp_path / "tokenizer.json"), pickle.loads(pickle.dumps(tokeniser))]
+    copies = [Tokenizer.load(tmp_path / "tokenizer.json"), pickle.loads(pickle.dumps(tokeniser))]
     for copy in copies:
         assert not {copy.pad, copy.start, copy.end} & set(copy.encode("<s> the </s> <pad>"))
 
@@ -111,11 +112,11 @@ def test_the_file_alone_gives_the_same_tokeniser(kind: str, lowercase: bool, tmp
     tokeniser = trained(kind, lowercase=lowercase)
     path = tmp_path / "tokenizer.json"
     tokeniser.save(path)
-    loaded = Tokeniser.load(path)
+    loaded = Tokenizer.load(path)
     text = "The CAT sat, <s> zebra"
     assert loaded.encode(text) == tokeniser.encode(text)
-    assert loaded.pieces(text) == tokeniser.pieces(text)
-    assert loaded.size == tokeniser.size
+    assert loaded.display_tokens(text) == tokeniser.display_tokens(text)
+    assert loaded.vocab_size == tokeniser.vocab_size
     assert [file.name for file in tmp_path.iterdir()] == ["tokenizer.json"]
 
 
@@ -129,19 +130,19 @@ def test_training_does_not_depend_on_the_order_of_lines(kind: str, tmp_path: Pat
 
 
 def test_frequent_symbols_come_first_and_ties_are_alphabetical() -> None:
-    tokeniser = train_tokeniser("symbol", ["c b b a", "b d"])
-    assert tokeniser.tokens(range(4, tokeniser.size)) == ["b", "a", "c", "d"]
+    tokeniser = train_tokenizer("symbol", ["c b b a", "b d"])
+    assert tokeniser.ids_to_display(range(4, tokeniser.vocab_size)) == ["b", "a", "c", "d"]
 
 
 def test_size_limits_a_symbol_vocabulary_to_the_most_frequent() -> None:
-    tokeniser = train_tokeniser("symbol", ["a a b"], size=5)
-    assert tokeniser.size == 5
-    assert tokeniser.encode("a b") == [4, tokeniser.unk]
+    tokeniser = train_tokenizer("symbol", ["a a b"], vocab_size=5)
+    assert tokeniser.vocab_size == 5
+    assert tokeniser.encode("a b") == [4, tokeniser.unk_id]
 
 
 def test_bpe_reaches_its_size_and_shortens_frequent_words() -> None:
-    tokeniser = train_tokeniser("bpe", LINES * 10, size=280)
-    assert tokeniser.size == 280
+    tokeniser = train_tokenizer("bpe", LINES * 10, vocab_size=280)
+    assert tokeniser.vocab_size == 280
     assert len(tokeniser.encode("the")) < 3
 
 
@@ -163,21 +164,21 @@ def test_a_batch_encodes_as_its_texts_do_one_by_one(kind: str) -> None:
 def test_decoding_skips_special_ids(kind: str) -> None:
     tokeniser = trained(kind)
     ids = tokeniser.encode("the cat")
-    assert tokeniser.decode([tokeniser.start, *ids, tokeniser.end, tokeniser.pad]) == "the cat"
+    assert tokeniser.decode([tokeniser.bos_id, *ids, tokeniser.eos_id, tokeniser.pad_id]) == "the cat"
 
 
 def test_the_unknown_piece_is_named_as_the_user_wrote_it() -> None:
     symbols = trained("symbol", lowercase=True)
-    assert symbols.unknown("the Zebra Yak") == "Zebra"
-    assert symbols.unknown("the </S> cat") == "</S>"
-    assert symbols.pieces("THE Zebra") == ["the", "Zebra"]
-    assert trained("character").unknown("the Q") == "Q"
+    assert symbols.first_unknown("the Zebra Yak") == "Zebra"
+    assert symbols.first_unknown("the </S> cat") == "</S>"
+    assert symbols.display_tokens("THE Zebra") == ["the", "Zebra"]
+    assert trained("character").first_unknown("the Q") == "Q"
 
 
 def test_pieces_show_white_space_and_half_characters() -> None:
-    assert trained("character", ["a b\nc\td"]).pieces("a b\nc\td") == ["a", "␣", "b", "⏎", "c", "⇥", "d"]
-    assert trained("bpe").pieces("z q") == ["z", "␣", "q"]
-    assert len(set(trained("bpe", ["x"]).pieces("é"))) == 2
+    assert trained("character", ["a b\nc\td"]).display_tokens("a b\nc\td") == ["a", "␣", "b", "⏎", "c", "⇥", "d"]
+    assert trained("bpe").display_tokens("z q") == ["z", "␣", "q"]
+    assert len(set(trained("bpe", ["x"]).display_tokens("é"))) == 2
 
 
 @pytest.mark.parametrize(
@@ -196,7 +197,7 @@ def test_pieces_show_white_space_and_half_characters() -> None:
 def test_bad_training_arguments_are_named(arguments: tuple[str, list[str], int | None], complaint: str) -> None:
     kind, lines, size = arguments
     with pytest.raises(InputError, match=complaint) as problem:
-        train_tokeniser(kind, lines, size=size)
+        train_tokenizer(kind, lines, vocab_size=size)
     one_line(problem)
 
 
@@ -209,13 +210,13 @@ def test_bad_training_arguments_are_named(arguments: tuple[str, list[str], int |
         lambda tokeniser, text: tokeniser.unknown(text),
     ],
 )
-def test_a_lone_surrogate_is_refused_with_its_place(use: Callable[[Tokeniser, str], object]) -> None:
+def test_a_lone_surrogate_is_refused_with_its_place(use: Callable[[Tokenizer, str], object]) -> None:
     with pytest.raises(InputError, match="character 3"):
         use(trained("character"), "ab\udc80")
 
 
 def foreign() -> str:
-    return Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]")).to_str()
+    return HFTokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]")).to_str()
 
 
 @pytest.mark.parametrize(
@@ -233,7 +234,7 @@ def test_a_damaged_or_foreign_file_is_named(content: bytes, complaint: str, tmp_
     path = tmp_path / "tokenizer.json"
     path.write_bytes(content)
     with pytest.raises(InputError, match=complaint) as problem:
-        Tokeniser.load(path)
+        Tokenizer.load(path)
     assert str(path) in one_line(problem)
 
 
@@ -244,13 +245,13 @@ def test_half_a_file_is_always_an_input_error(place: float, tmp_path_factory: py
     text = path.read_text(encoding="utf-8")
     path.write_text(text[: int(place * len(text))], encoding="utf-8")
     with pytest.raises(InputError, match=re.escape("half.json")):
-        Tokeniser.load(path)
+        Tokenizer.load(path)
 
 
 def test_a_missing_file_or_a_folder_is_named(tmp_path: Path) -> None:
     for path in (tmp_path / "nowhere.json", tmp_path):
         with pytest.raises(InputError, match=re.escape(str(path))):
-            Tokeniser.load(path)
+            Tokenizer.load(path)
 
 
 def test_saving_over_a_folder_names_the_path_and_leaves_nothing(tmp_path: Path) -> None:
@@ -264,4 +265,4 @@ def test_the_file_is_tokenizers_own_json(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     trained("symbol").save(path)
     assert json.loads(path.read_text(encoding="utf-8"))["model"]["type"] == "WordLevel"
-    assert Tokenizer.from_file(str(path)).token_to_id("</s>") == 3
+    assert HFTokenizer.from_file(str(path)).token_to_id("</s>") == 3

@@ -11,9 +11,9 @@ from tokenizers import pre_tokenizers
 
 from qkv import families
 from qkv.errors import InputError
-from qkv.text.huggingface import read_tokenisers
-from qkv.text.template import Template
-from qkv.text.tokeniser import Tokeniser
+from qkv.tokenization.hf import load_tokenizers
+from qkv.tokenization.template import Template
+from qkv.tokenization.tokenizer import Tokenizer
 
 BERT = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "##s", "sat", "mask", "[", "]"]
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -61,8 +61,8 @@ def pieces(folder: Path, content: bytes | None = None) -> Path:
     return folder
 
 
-def read(folder: Path, template: Template | None = None) -> Tokeniser:
-    found = read_tokenisers(folder, template, families.templates())
+def read(folder: Path, template: Template | None = None) -> Tokenizer:
+    found = load_tokenizers(folder, template, families.tokenizer_templates())
     assert found is not None
     assert found[0] is found[1]
     return found[0]
@@ -70,6 +70,6 @@ def read(folder: Path, template: Template | None = None) -> Tokeniser:
 
 def must_refuse(folder: Path, complaint: str, template: Template | None = None) -> None:
     with pytest.raises(InputError, match=complaint) as problem:
-        read_tokenisers(folder, template, families.templates())
+        load_tokenizers(folder, template, families.tokenizer_templates())
     assert "\n" not in str(problem.value)
     assert str(folder) in str(problem.value)

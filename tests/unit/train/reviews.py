@@ -11,9 +11,9 @@ import torch
 import yaml
 
 from qkv import families
+from qkv.checkpoints import ModelBundle, save
 from qkv.nn import build
-from qkv.text.tokeniser import train_tokeniser
-from qkv.weights import Loaded, save
+from qkv.tokenization.tokenizer import train_tokenizer
 
 GOOD, BAD = ("good", "lovely", "fine", "great"), ("bad", "awful", "poor", "sad")
 REST = ("the", "a", "this", "cat", "dog", "house", "tea", "is", "was")
@@ -40,7 +40,7 @@ def write_reviews(path: Path, count: int = 120, extra: list[tuple[str, str]] | N
 
 
 def shape_of(family: str) -> Any:
-    module = families.family(family)
+    module = families.get_family(family)
     fields = {key: value for key, value in (SIZES | OWN.get(family, {})).items() if value is not None}
     known = module.Shape.__dataclass_fields__
     return module.Shape(**{key: value for key, value in fields.items() if key in known})
@@ -48,12 +48,12 @@ def shape_of(family: str) -> Any:
 
 def write_model(family: str, folder: Path) -> Path:
     """A fresh model with a tokeniser of its family's kind."""
-    module = families.family(family)
+    module = families.get_family(family)
     lines = [text for text, _ in reviews()] * 3
-    tokeniser = train_tokeniser(module.TEMPLATE.kind, lines, size=400, template=module.TEMPLATE)
+    tokeniser = train_tokenizer(module.TEMPLATE.kind, lines, vocab_size=400, template=module.TEMPLATE)
     torch.manual_seed(5)
-    sides = {side: tokeniser.size for side in ("source", "target") if side in module.spec.__kwdefaults__}
-    save(Loaded(build(module.spec(shape_of(family), **sides)), tokeniser, tokeniser), folder)
+    sides = {side: tokeniser.vocab_size for side in ("source", "target") if side in module.spec.__kwdefaults__}
+    save(ModelBundle(build(module.spec(shape_of(family), **sides)), tokeniser, tokeniser), folder)
     return folder
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import sentencepiece
 import torch
 
-from qkv import Loaded, build, families, save
+from qkv import ModelBundle, build, families, save
 from qkv.families import bart, marian, t5
-from qkv.text.huggingface import read_tokenisers
-from qkv.text.tokeniser import Tokeniser, train_tokeniser
+from qkv.tokenization.hf import load_tokenizers
+from qkv.tokenization.tokenizer import Tokenizer, train_tokenizer
 
 WORDS = {"a": "ein", "man": "Mann", "dog": "Hund", "sees": "sieht", "„Café“": "„Kaffee“", "runs": "rennt", "old": "alt"}
 
@@ -65,30 +65,30 @@ def write_recipe(folder: Path, model: str = FRESH, text: str = TEXT) -> Path:
 def pretrained(folder: Path, family: str) -> Path:
     """A tiny T5, BART or Marian with its own tokenisers, as if somebody had pretrained it."""
     source, target = tokenisers(folder, family)
-    sizes = {"source": source.size, "target": target.size}
+    sizes = {"source": source.vocab_size, "target": target.vocab_size}
     torch.manual_seed(2)
     if family == "t5":
-        shape = t5.Shape(width=16, heads=2, key=8, layers=1, hidden=24)
-        made = t5.spec(shape, **{side: size + 3 for side, size in sizes.items()})  # more rows than tokens, as theirs
+        shape = t5.Config(d_model=16, heads=2, d_kv=8, layers=1, d_ff=24)
+        made = t5.make_spec(shape, **{side: size + 3 for side, size in sizes.items()})  # more rows than tokens, as theirs
     elif family == "bart":
-        made = bart.spec(bart.Shape(width=16, length=48, **HALVES), **sizes)
+        made = bart.make_spec(bart.Config(d_model=16, max_length=48, **HALVES), **sizes)
     else:
-        assert target.pad is not None
-        assert target.end is not None
-        made = marian.spec(marian.Shape(width=16, length=48, **HALVES), **sizes, start=target.pad, end=target.end)
-    save(Loaded(build(made), source, target), folder)
+        assert target.pad_id is not None
+        assert target.eos_id is not None
+        made = marian.make_spec(marian.Config(d_model=16, max_length=48, **HALVES), **sizes, bos_id=target.pad_id, eos_id=target.eos_id)
+    save(ModelBundle(build(made), source, target), folder)
     return folder
 
 
 HALVES = {"heads": 2, "layers": 1, "hidden": 24, "decoder_heads": 2, "decoder_layers": 1, "decoder_hidden": 24}
 
 
-def tokenisers(folder: Path, family: str) -> tuple[Tokeniser, Tokeniser]:
+def tokenisers(folder: Path, family: str) -> tuple[Tokenizer, Tokenizer]:
     """Those of a family, trained on the words; Marian's cut each side by a model of its own."""
     lines = [f"{one} {other}." for one, other in WORDS.items()] * 3 + ["translate English to German: summarize:"]
     if family != "marian":
-        kind, template, size = ("unigram", t5.TEMPLATE, 170) if family == "t5" else ("byte_bpe", bart.TEMPLATE, 300)
-        both = train_tokeniser(kind, lines, size=size, template=template)
+        kind, template, size = ("unigram", t5.TOKENIZER_TEMPLATE, 170) if family == "t5" else ("byte_bpe", bart.TOKENIZER_TEMPLATE, 300)
+        both = train_tokenizer(kind, lines, vocab_size=size, template=template)
         return both, both
     names, files = ["</s>", "<unk>"], folder.with_name(f"{folder.name}-files")
     files.mkdir()
@@ -103,13 +103,13 @@ def tokenisers(folder: Path, family: str) -> tuple[Tokeniser, Tokeniser]:
         names += [found.id_to_piece(number) for number in range(3, found.get_piece_size())]
     numbered = {name: number for number, name in enumerate([*dict.fromkeys(names), "<pad>"])}
     (files / "vocab.json").write_text(json.dumps(numbered), encoding="utf-8")
-    found = read_tokenisers(files, marian.TEMPLATE, families.templates())
+    found = load_tokenizers(files, marian.TOKENIZER_TEMPLATE, families.tokenizer_templates())
     assert found is not None
     return found
 
 
-def framed(tokeniser: Tokeniser, text: str) -> list[int]:
-    return tokeniser.frame(text).ids
+def framed(tokeniser: Tokenizer, text: str) -> list[int]:
+    return tokeniser.encode_plus(text).ids
 
 
 def summaries(folder: Path) -> Path:

@@ -14,16 +14,28 @@ import several
 import torch
 from several import CASES, SAVE, STEPS, train
 
+from qkv.checkpoints.model_folder import load_state, unique_state_dict
+from qkv.checkpoints.safetensors_io import load_tensors
 from qkv.errors import InputError
 from qkv.nn import build
-from qkv.train import sharded
-from qkv.train.checkpoint import Progress
-from qkv.train.distributed import Ranks, clip, join, leave, spread
-from qkv.train.sharded import LAST, load_sharded, refill, save_sharded, whole
-from qkv.weights.file import load_tensors
-from qkv.weights.folder import fill, state
+from qkv.train.checkpoint import TrainState
+from qkv.train.distributed import sharded_checkpoint
+from qkv.train.distributed.processes import (
+    DistributedInfo,
+    clip_grad_norm,
+    destroy_process_group,
+    init_distributed,
+    wrap_model,
+)
+from qkv.train.distributed.sharded_checkpoint import (
+    LAST,
+    gather_state_dict,
+    load_full_state_dict,
+    load_sharded,
+    save_sharded,
+)
 
-ALONE = Ranks(0, 1, 0, torch.device("cpu"))
+ALONE = DistributedInfo(0, 1, 0, torch.device("cpu"))
 KINDS = ("ddp", "fsdp")
 
 
@@ -85,12 +97,12 @@ def test_what_two_processes_saved_in_shards_goes_on_in_two_to_the_same_bits(by_t
 def test_the_weights_of_shards_are_those_that_one_process_takes(by_two, name):
     tensors, _ = load_tensors(by_two / f"{name}-fsdp" / "model.safetensors")
     model = build(CASES[name].spec)
-    fill(model, tensors, "two", assign=True)
+    load_state(model, tensors, "two", assign=True)
     part = CASES[name].draw(torch.Generator().manual_seed(0))
     with torch.no_grad():
         (term, *_) = CASES[name].losses(model.eval(), part)
     assert torch.isfinite(term.total)
-    assert all(torch.equal(tensor, tensors[key]) for key, tensor in state(model).items())
+    assert all(torch.equal(tensor, tensors[key]) for key, tensor in unique_state_dict(model).items())
 
 
 def test_one_of_two_processes_decodes_with_a_copy_in_one_piece(by_two):
@@ -98,7 +110,7 @@ def test_one_of_two_processes_decodes_with_a_copy_in_one_piece(by_two):
     said = found.pop("logits")
     model = build(CASES["gpt2"].spec)
     load_sharded(by_two / "gpt2-fsdp", model, torch.optim.AdamW(model.parameters()), ALONE)  # the same step's
-    assert all(torch.equal(tensor, found[name]) for name, tensor in state(model).items())
+    assert all(torch.equal(tensor, found[name]) for name, tensor in unique_state_dict(model).items())
     torch.testing.assert_close(several.continued(model.eval()), said)
 
 
@@ -124,27 +136,27 @@ def begun(step: int = 0) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
 
 
 def assert_like(model: torch.nn.Module, other: torch.nn.Module) -> None:
-    for (name, a), b in zip(state(model).items(), state(other).values(), strict=True):
+    for (name, a), b in zip(unique_state_dict(model).items(), unique_state_dict(other).values(), strict=True):
         assert torch.equal(a, b), name
 
 
 def test_a_kill_between_the_shards_and_their_note_leaves_the_older_checkpoint(tmp_path, monkeypatch):
     older, optimiser = begun(1)
-    save_sharded(tmp_path, older, optimiser, Progress(step=1), ALONE)
+    save_sharded(tmp_path, older, optimiser, TrainState(step=1), ALONE)
     newer, moments = begun(2)
 
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(sharded, "write_text", killed)
+        patch.setattr(sharded_checkpoint, "write_text", killed)
         with pytest.raises(KeyboardInterrupt):
-            save_sharded(tmp_path, newer, moments, Progress(step=2), ALONE)
+            save_sharded(tmp_path, newer, moments, TrainState(step=2), ALONE)
     assert (tmp_path / "last-2" / ".metadata").is_file()
     fresh, optimiser = begun()
     assert load_sharded(tmp_path, fresh, optimiser, ALONE).step == 1
     assert_like(fresh, older)
-    save_sharded(tmp_path, newer, moments, Progress(step=2), ALONE)
+    save_sharded(tmp_path, newer, moments, TrainState(step=2), ALONE)
     assert load_sharded(tmp_path, fresh, optimiser, ALONE).step == 2
     assert_like(fresh, newer)
     assert [path.name for path in tmp_path.glob("last-*")] == ["last-2"]
@@ -152,31 +164,31 @@ def test_a_kill_between_the_shards_and_their_note_leaves_the_older_checkpoint(tm
 
 def test_shards_that_cannot_be_written_leave_the_older_checkpoint_and_one_line(tmp_path, monkeypatch):
     model, optimiser = begun(1)
-    save_sharded(tmp_path, model, optimiser, Progress(step=1), ALONE)
+    save_sharded(tmp_path, model, optimiser, TrainState(step=1), ALONE)
 
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(sharded.torch_checkpoint, "save", full)
+        patch.setattr(sharded_checkpoint.torch_checkpoint, "save", full)
         with pytest.raises(InputError, match=r"No space left.*last-1 is intact"):
-            save_sharded(tmp_path, model, optimiser, Progress(step=2), ALONE)
+            save_sharded(tmp_path, model, optimiser, TrainState(step=2), ALONE)
     assert load_sharded(tmp_path, model, optimiser, ALONE).step == 1
 
 
 def test_a_step_that_is_saved_twice_is_never_without_a_checkpoint(tmp_path, monkeypatch):
     model, optimiser = begun(1)
-    save_sharded(tmp_path, model, optimiser, Progress(step=1), ALONE)
+    save_sharded(tmp_path, model, optimiser, TrainState(step=1), ALONE)
     during = []
-    write = sharded.torch_checkpoint.save
+    write = sharded_checkpoint.torch_checkpoint.save
 
     def watched(*given: object, **named: object) -> None:
         during.append((tmp_path / json.loads((tmp_path / LAST).read_text())["folder"] / ".metadata").is_file())
         write(*given, **named)
 
-    monkeypatch.setattr(sharded.torch_checkpoint, "save", watched)
+    monkeypatch.setattr(sharded_checkpoint.torch_checkpoint, "save", watched)
     for finished in (True, False):
-        save_sharded(tmp_path, model, optimiser, Progress(step=1, finished=finished), ALONE)
+        save_sharded(tmp_path, model, optimiser, TrainState(step=1, finished=finished), ALONE)
         assert load_sharded(tmp_path, model, optimiser, ALONE).finished is finished
     assert during == [True, True]
 
@@ -184,12 +196,12 @@ def test_a_step_that_is_saved_twice_is_never_without_a_checkpoint(tmp_path, monk
 def test_weights_that_will_not_be_averaged_go_with_the_checkpoint_that_needs_them(tmp_path):
     for step in (1, 2):
         (tmp_path / f"step-{step}.safetensors").touch()
-    save_sharded(tmp_path, *begun(1), Progress(step=2, snapshots=[2]), ALONE)
+    save_sharded(tmp_path, *begun(1), TrainState(step=2, averaging_steps=[2]), ALONE)
     assert [path.name for path in tmp_path.glob("step-*")] == ["step-2.safetensors"]
 
 
 def test_a_run_without_a_checkpoint_begins_afresh(tmp_path):
-    assert load_sharded(tmp_path, *begun(), ALONE) == Progress()
+    assert load_sharded(tmp_path, *begun(), ALONE) == TrainState()
 
 
 @pytest.mark.parametrize("note", ["", "{}", '{"folder": "last-1"}', "[]", '{"folder": "last-1", "progress": {"x": 1}}'])
@@ -201,7 +213,7 @@ def test_a_damaged_note_is_refused_by_name(tmp_path, note):
 
 def test_another_models_shards_are_refused_by_name(tmp_path):
     model, optimiser = begun(1)
-    save_sharded(tmp_path, model, optimiser, Progress(step=1), ALONE)
+    save_sharded(tmp_path, model, optimiser, TrainState(step=1), ALONE)
     other = build(CASES["t5"].spec)
     with pytest.raises(InputError, match="last-1: not this model's checkpoint"):
         load_sharded(tmp_path, other, torch.optim.AdamW(other.parameters()), ALONE)
@@ -219,13 +231,13 @@ def test_one_process_touches_no_other(monkeypatch, size):
         monkeypatch.delenv(name, raising=False)
         if size:
             monkeypatch.setenv(name, "1" if name == "WORLD_SIZE" else "0")
-    ranks = join("cpu")
+    ranks = init_distributed("cpu")
     assert ranks == ALONE
     assert not torch.distributed.is_initialized()
     model, _ = begun()
     judge = several.Judge(model, CASES["gpt2"].losses)
-    assert all(spread(judge, model, kind, False, ranks) is judge for kind in KINDS)
-    leave(ranks)
+    assert all(wrap_model(judge, model, kind, False, ranks) is judge for kind in KINDS)
+    destroy_process_group(ranks)
 
 
 @pytest.mark.parametrize(
@@ -244,16 +256,16 @@ def test_half_an_environment_is_refused_with_what_it_lacks(monkeypatch, said, me
     for name, value in said.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(InputError, match=message):
-        join("cpu")
+        init_distributed("cpu")
 
 
 def test_whole_weights_go_back_into_the_model_that_gave_them():
     model, _ = begun(1)
-    weights = {name: tensor + 1 for name, tensor in whole(model, ALONE).items()}
-    refill(model, weights, "there")
-    assert all(torch.equal(tensor, weights[name]) for name, tensor in state(model).items())
+    weights = {name: tensor + 1 for name, tensor in gather_state_dict(model, ALONE).items()}
+    load_full_state_dict(model, weights, "there")
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in unique_state_dict(model).items())
     with pytest.raises(InputError, match="there: lacks"):
-        refill(model, {}, "there")
+        load_full_state_dict(model, {}, "there")
 
 
 @pytest.mark.parametrize(("limit", "scale"), [(0.5, 1.0), (1e6, 1.0), (1.0, torch.nan)])
@@ -263,7 +275,7 @@ def test_gradients_on_a_host_are_clipped_as_torch_clips_them(limit: float, scale
     for mine, its in zip(ours, theirs, strict=True):
         mine.grad = torch.randn(mine.shape) * scale
         its.grad = mine.grad.clone()
-    norm, expected = clip(ours, limit), torch.nn.utils.clip_grad_norm_(theirs, limit)
+    norm, expected = clip_grad_norm(ours, limit), torch.nn.utils.clip_grad_norm_(theirs, limit)
     torch.testing.assert_close(norm, expected, equal_nan=True)
     for mine, its in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine.grad, its.grad, equal_nan=True)

@@ -16,19 +16,19 @@ import torch
 from words import write_task
 
 from qkv import families
-from qkv.data.batches import EncodedPairs
+from qkv.checkpoints import load
+from qkv.checkpoints.safetensors_io import load_tensors, save_tensors
+from qkv.data.batching import EncodedPairs
 from qkv.data.pair import Pair
-from qkv.decode import predict
 from qkv.errors import InputError
-from qkv.evaluate import evaluate
+from qkv.generation import predict
+from qkv.metrics import evaluate
 from qkv.nn import build
-from qkv.objectives.seq2seq import inputs, loss
+from qkv.objectives.seq2seq import loss, make_inputs
 from qkv.train import fit, read_recipe
-from qkv.train.pairs import prepare
-from qkv.weights import load
-from qkv.weights.file import load_tensors, save_tensors
+from qkv.train.workloads.seq2seq import build_seq2seq_workload
 
-FAMILIES = [n for n in families.names() if not hasattr(families.family(n), "HUGGING_FACE")]  # trained here
+FAMILIES = [n for n in families.names() if not hasattr(families.get_family(n), "HUGGING_FACE")]  # trained here
 
 
 def digest(folder: Path) -> str:
@@ -101,16 +101,16 @@ def test_the_log_of_a_resumed_run_has_each_step_once(tmp_path):
 @pytest.mark.parametrize("parts", [2, 3, 7])
 def test_the_gradient_does_not_depend_on_how_the_batch_is_cut(family, parts):
     torch.manual_seed(0)
-    module = families.family(family)
+    module = families.get_family(family)
     shape = next(iter(module.SIZES.values()))
     model = build(module.spec(shape, source=20, target=20)).eval()
     lengths = [3, 9, 1, 5, 7, 2, 6]
-    batch = EncodedPairs([[4] * n for n in lengths], [[5 + n] * (n + 1) for n in lengths]).take(range(7))
+    batch = EncodedPairs([[4] * n for n in lengths], [[5 + n] * (n + 1) for n in lengths]).gather(range(7))
     gradients = []
     for cut in (1, parts):
         model.zero_grad()
         for part in batch.split(cut):
-            total = loss(model, inputs(part, start=2, end=3), smoothing=0.1)
+            total = loss(model, make_inputs(part, bos_id=2, eos_id=3), label_smoothing=0.1)
             (total / (len(batch.target) + len(batch))).backward()
         gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-4, atol=1e-6)
@@ -197,7 +197,7 @@ def test_what_does_not_change_the_numbers_may_change(tmp_path):
 def test_a_run_folder_is_a_model_folder(tmp_path):
     run_all(write_task(tmp_path), tmp_path / "run")
     loaded = load(tmp_path / "run")
-    assert loaded.source.size == loaded.model.spec.source.vocabulary
+    assert loaded.source_tokenizer.vocab_size == loaded.model.spec.source_embedding.vocab_size
     assert not loaded.model.training
 
 
@@ -207,8 +207,8 @@ def test_validation_can_leave_out_what_training_has_seen(tmp_path):
     fresh = (tmp_path / "valid.dict").read_text().splitlines()
     (tmp_path / "valid.dict").write_text("\n".join([*seen, *fresh]) + "\n")
     words = {line.split()[0] for line in (tmp_path / "train.dict").read_text().splitlines()}
-    task = prepare(read_recipe(recipe, ["valid.unseen=true", "valid.examples=1000"]), tmp_path / "run")
-    assert {e.source for e in task.valid} == {line.split()[0] for line in fresh} - words
+    task = build_seq2seq_workload(read_recipe(recipe, ["valid.unseen=true", "valid.examples=1000"]), tmp_path / "run")
+    assert {e.source for e in task.valid_examples} == {line.split()[0] for line in fresh} - words
 
 
 @pytest.mark.parametrize(
@@ -285,7 +285,7 @@ def test_other_formats_and_subwords_with_one_shared_vocabulary_train(tmp_path, f
     changes += ["text.target={kind: bpe, size: 280}", "text.joint=true", "model.shared=true", "train.steps=3"]
     run_all(recipe, tmp_path / "run", *changes)
     model = load(tmp_path / "run").model
-    assert model.source.tokens.weight is model.target.tokens.weight
+    assert model.source_embedding.tokens.weight is model.target_embedding.tokens.weight
 
 
 def test_a_shared_table_without_a_joint_vocabulary_is_refused(tmp_path):
@@ -299,9 +299,9 @@ def test_pairs_over_the_maximum_length_are_dropped_where_that_is_chosen(tmp_path
         with open(tmp_path / f"{part}.dict", "a") as file:
             file.write("BAD" * 20 + "  B\n")
     read = read_recipe(recipe, ["data.too_long=drop", "valid.examples=1000"])
-    task = prepare(read, tmp_path / "run")
+    task = build_seq2seq_workload(read, tmp_path / "run")
     assert len(task.pairs) == 120
-    assert all(len(e.source) < 24 for e in task.valid)
+    assert all(len(e.source) < 24 for e in task.valid_examples)
 
 
 def test_the_log_counts_only_the_time_of_training(tmp_path):
@@ -356,4 +356,4 @@ def test_a_rate_counts_the_targets_own_tokens_whatever_case_it_folds(tmp_path, k
     run_all(recipe, tmp_path / "run", f"text.target={{kind: {kind}, lowercase: true}}", "train.steps=2")
     loaded = load(tmp_path / "run")
     said = predict(loaded, ["bad"])[0][0].text
-    assert evaluate(loaded, [Pair("bad", said.upper() or "B", "here")]).wer == (0.0 if said else 1.0)
+    assert evaluate(loaded, [Pair("bad", said.upper() or "B", "here")]).sequence_error_rate == (0.0 if said else 1.0)

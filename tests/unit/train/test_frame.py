@@ -10,10 +10,10 @@ from torch import Tensor
 
 from qkv.families import bert, gpt2
 from qkv.nn import Ragged, build
-from qkv.objectives.label import Inputs, classes, judged, numbers, several
-from qkv.objectives.term import to_device
-from qkv.train.frame import Framing, framed
-from qkv.train.graph import Graphed, shape_of
+from qkv.objectives.classification import Inputs, cross_entropy, head_logits, mse, multi_label_bce
+from qkv.objectives.loss import to_device
+from qkv.train.perf.cuda_graphs import CudaGraphRunner, capture_key
+from qkv.train.perf.static_batch import StaticShapePadder, pad_to_static
 
 LABELS = ("bad", "good", "neither")
 LENGTHS = [[5, 3, 9], [2, 2, 2, 7], [9, 8], [4, 4, 4, 4, 1]]
@@ -21,7 +21,7 @@ FRAME = 24, 7, 9
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="graphs are recorded on a GPU, and there is none")
 
 
-LOSSES = {"class": classes, "tags": classes, "numbers": numbers, "several": several}
+LOSSES = {"class": cross_entropy, "tags": cross_entropy, "numbers": mse, "several": multi_label_bce}
 
 
 def batch(lengths: Sequence[int], seed: int = 0, kind: str = "class") -> Inputs:
@@ -33,7 +33,7 @@ def batch(lengths: Sequence[int], seed: int = 0, kind: str = "class") -> Inputs:
         labels = labels / 7
     if kind == "several":
         labels = torch.randint(0, 2, (len(lengths), len(LABELS)), generator=generator).float()
-    return Inputs(Ragged.of(ids, list(lengths)), None, at, labels)
+    return Inputs(Ragged.from_lengths(ids, list(lengths)), None, at, labels)
 
 
 def tiny(family: str, kind: str = "class"):
@@ -46,7 +46,7 @@ def tiny(family: str, kind: str = "class"):
 
 def learned(family: str, given: Inputs, kind: str = "class") -> tuple[Tensor, list[Tensor]]:
     model = tiny(family, kind).double()
-    total = LOSSES[kind](judged(model, given), given).total
+    total = LOSSES[kind](head_logits(model, given), given).total
     total.backward()
     return total.detach(), [torch.zeros(1) if p.grad is None else p.grad for p in model.parameters()]
 
@@ -56,7 +56,7 @@ def learned(family: str, given: Inputs, kind: str = "class") -> tuple[Tensor, li
 @pytest.mark.parametrize("kind", LOSSES)
 def test_a_frame_changes_neither_the_loss_nor_the_gradient(family: str, lengths: list[int], kind: str) -> None:
     alone, gradient = learned(family, batch(lengths, kind=kind), kind)
-    inside = framed(batch(lengths, kind=kind), *FRAME)
+    inside = pad_to_static(batch(lengths, kind=kind), *FRAME)
     assert len(inside.source.values) == FRAME[0]
     assert len(inside.source) == FRAME[1]
     assert len(inside.labels) == (FRAME[0] if kind == "tags" else FRAME[1])
@@ -68,50 +68,50 @@ def test_a_frame_changes_neither_the_loss_nor_the_gradient(family: str, lengths:
 
 @pytest.mark.parametrize("kind", LOSSES)
 def test_all_batches_in_a_frame_have_one_shape(kind: str) -> None:
-    assert len({shape_of(framed(batch(lengths, kind=kind), *FRAME)) for lengths in LENGTHS}) == 1
-    assert len({shape_of(batch(lengths)) for lengths in LENGTHS}) == len(LENGTHS)
+    assert len({capture_key(pad_to_static(batch(lengths, kind=kind), *FRAME)) for lengths in LENGTHS}) == 1
+    assert len({capture_key(batch(lengths)) for lengths in LENGTHS}) == len(LENGTHS)
 
 
 @pytest.mark.parametrize("lengths", [[1] * 6, [1] * 7, [9, 9, 5]], ids=["few tokens", "more sequences", "more tokens"])
 def test_what_does_not_fit_stays_as_it_is(lengths: list[int]) -> None:
     given = batch(lengths)
-    assert framed(given, *FRAME) is given
+    assert pad_to_static(given, *FRAME) is given
 
 
 def test_a_frame_is_learned_that_fits_the_batches_it_was_learned_from() -> None:
-    framing = Framing()
+    framing = StaticShapePadder()
     parts = [batch(LENGTHS[number % len(LENGTHS)], number) for number in range(20)]
     first = [framing(part) for part in parts[:16]]
     assert all(given is part for given, part in zip(first, parts, strict=False))
-    assert len({shape_of(framing(part)) for part in parts}) == 1
+    assert len({capture_key(framing(part)) for part in parts}) == 1
 
 
 def test_a_frame_does_not_depend_on_the_longest_sequence_as_long_as_kernels_do_not() -> None:
     frame = 300, 7, 60
-    parts = [framed(batch(lengths), *frame) for lengths in ([9, 8], [100, 20], [128], [129])]
+    parts = [pad_to_static(batch(lengths), *frame) for lengths in ([9, 8], [100, 20], [128], [129])]
     assert all(len(part.source.values) == 300 for part in parts)
-    assert len({shape_of(part) for part in parts[:3]}) == 1
-    assert shape_of(parts[3]) != shape_of(parts[0])
-    assert all(max(part.source.layout.sizes[2:]) <= 60 for part in parts)  # of what was added
+    assert len({capture_key(part) for part in parts[:3]}) == 1
+    assert capture_key(parts[3]) != capture_key(parts[0])
+    assert all(max(part.source.layout.lengths_list[2:]) <= 60 for part in parts)  # of what was added
 
 
 def test_sequences_that_are_equally_long_in_a_frame_by_chance_are_not_taken_for_a_padded_batch() -> None:
-    inside = framed(batch([6, 6]), 24, 4, 9)
-    assert inside.source.layout.sizes == (6, 6, 6, 6)
+    inside = pad_to_static(batch([6, 6]), 24, 4, 9)
+    assert inside.source.layout.lengths_list == (6, 6, 6, 6)
     moved = to_device(inside, "cpu").source.layout
-    assert moved.framed
-    assert not moved.even
-    assert shape_of(inside) == shape_of(framed(batch([9, 8]), 24, 4, 9))
+    assert moved.is_static
+    assert not moved.is_uniform
+    assert capture_key(inside) == capture_key(pad_to_static(batch([9, 8]), 24, 4, 9))
 
 
 def test_a_frame_grows_for_batches_that_are_no_remainders_but_not_for_ever() -> None:
-    framing = Framing()
+    framing = StaticShapePadder()
     for number in range(16):
         framing(batch([5, 4, 3], number))
-    tokens = [framing.frame[0]]
+    tokens = [framing.static_shape[0]]
     for lengths in ([40] * 5, [90] * 9, [99] * 20, [2]):
-        assert framing(batch(lengths)).source.layout.sizes == tuple(lengths)  # it goes as it came, the next one not
-        tokens.append(framing.frame[0])
+        assert framing(batch(lengths)).source.layout.lengths_list == tuple(lengths)  # it goes as it came, the next one not
+        tokens.append(framing.static_shape[0])
     assert tokens == sorted(tokens)
     assert len(set(tokens)) == 3  # twice larger
     again = framing(batch([90] * 9, 1))
@@ -119,7 +119,7 @@ def test_a_frame_grows_for_batches_that_are_no_remainders_but_not_for_ever() -> 
 
 
 def test_what_is_asked_of_spans_choices_or_means_of_words_is_not_framed() -> None:
-    framing, words = Framing(frame=FRAME), batch(LENGTHS[0])
+    framing, words = StaticShapePadder(static_shape=FRAME), batch(LENGTHS[0])
     others = [
         words._replace(labels=torch.zeros(3, 2, dtype=torch.long)),  # first and last token of a span
         words._replace(labels=torch.zeros(17, dtype=torch.long)),  # a tag for each token, which none is named of
@@ -131,20 +131,20 @@ def test_what_is_asked_of_spans_choices_or_means_of_words_is_not_framed() -> Non
 
 
 def test_a_refilled_layout_reads_as_the_other_one() -> None:
-    mine, other = (framed(batch(lengths), *FRAME).source.layout for lengths in LENGTHS[:2])
-    mine.ends("first"), mine.ends("last")
-    assert mine.refillable
-    mine.refill(other)
+    mine, other = (pad_to_static(batch(lengths), *FRAME).source.layout for lengths in LENGTHS[:2])
+    mine.pooled_tokens("first"), mine.pooled_tokens("last")
+    assert mine.can_copy_from
+    mine.copy_from(other)
     for name in ("lengths", "offsets", "positions"):
         assert torch.equal(getattr(mine, name), getattr(other, name))
     for which in ("first", "last"):
-        assert torch.equal(mine.ends(which).rows, other.ends(which).rows)
+        assert torch.equal(mine.pooled_tokens(which).indices, other.pooled_tokens(which).indices)
 
 
 def test_a_layout_that_a_kernel_planned_for_is_not_refilled() -> None:
-    given = framed(batch(LENGTHS[0]), *FRAME)
-    judged(tiny("bert"), given)  # on a CPU lengths go into a plan
-    assert not given.source.layout.refillable
+    given = pad_to_static(batch(LENGTHS[0]), *FRAME)
+    head_logits(tiny("bert"), given)  # on a CPU lengths go into a plan
+    assert not given.source.layout.can_copy_from
 
 
 @needs_gpu
@@ -155,7 +155,7 @@ def test_one_recording_serves_all_batches_of_a_frame(family: str, kind: str) -> 
 
     def backward(given: Inputs) -> tuple[Tensor]:
         with torch.autocast("cuda", torch.bfloat16):
-            total = LOSSES[kind](judged(model, given), given).total
+            total = LOSSES[kind](head_logits(model, given), given).total
         total.backward()
         return (total.detach(),)
 
@@ -163,14 +163,14 @@ def test_one_recording_serves_all_batches_of_a_frame(family: str, kind: str) -> 
         found = []
         for number in range(8):
             model.zero_grad(set_to_none=True)
-            given = to_device(framed(batch(LENGTHS[number % 4], number, kind), *FRAME), "cuda")
+            given = to_device(pad_to_static(batch(LENGTHS[number % 4], number, kind), *FRAME), "cuda")
             found.append([run(given)[0], *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
         return found
 
-    recorded = Graphed(backward, model.parameters(), Framing(), every=False)
+    recorded = CudaGraphRunner(backward, model.parameters(), StaticShapePadder(), capture_all=False)
     for ours, wanted in zip(passes(recorded), passes(backward), strict=True):
         torch.testing.assert_close(ours, wanted, atol=1e-2, rtol=2e-2)
-    assert recorded.on
+    assert recorded.enabled
     assert len(recorded.graphs) == 1
 
 
@@ -179,14 +179,14 @@ def test_a_model_whose_kernels_plan_for_lengths_is_no_longer_framed() -> None:
     model = tiny("bert").cuda()  # in float32 attention goes through padded groups
 
     def backward(given: Inputs) -> tuple[Tensor]:
-        total = classes(judged(model, given), given).total
+        total = cross_entropy(head_logits(model, given), given).total
         total.backward()
         return (total.detach(),)
 
-    recorded = Graphed(backward, model.parameters(), Framing(frame=FRAME), every=False)
+    recorded = CudaGraphRunner(backward, model.parameters(), StaticShapePadder(static_shape=FRAME), capture_all=False)
     for number in range(6):
-        given = recorded.framed(batch(LENGTHS[number % 4], number))
+        given = recorded.pad(batch(LENGTHS[number % 4], number))
         wanted = backward(to_device(batch(LENGTHS[number % 4], number), "cuda"))[0]
         torch.testing.assert_close(recorded(to_device(given, "cuda"))[0], wanted)
     assert not recorded.graphs
-    assert recorded.framed(words := batch(LENGTHS[0])) is words
+    assert recorded.pad(words := batch(LENGTHS[0])) is words

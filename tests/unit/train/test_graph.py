@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from qkv.nn import Ragged
-from qkv.train.graph import Graphed, shape_of
+from qkv.train.perf.cuda_graphs import CudaGraphRunner, capture_key
 
 WIDTH = 16
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="graphs are recorded on a GPU, and there is none")
@@ -28,7 +28,7 @@ def part(sizes: Sequence[int], seed: int, device: str = "cpu") -> Part:
     generator = torch.Generator().manual_seed(seed)
     values = torch.randn(sum(sizes), WIDTH, generator=generator)
     labels = torch.randint(0, WIDTH, (sum(sizes),), generator=generator)
-    return Part(Ragged.of(values.to(device), list(sizes)), labels.to(device))
+    return Part(Ragged.from_lengths(values.to(device), list(sizes)), labels.to(device))
 
 
 def trained(
@@ -46,7 +46,7 @@ def trained(
 
     run: Any = backward
     if recorded:
-        run = Graphed(backward) if in_place else Graphed(backward, model.parameters())
+        run = CudaGraphRunner(backward) if in_place else CudaGraphRunner(backward, model.parameters())
     losses = []
     for step, lengths in enumerate(sizes):
         optimiser.zero_grad(set_to_none=not in_place)
@@ -65,10 +65,10 @@ def test_on_a_cpu_it_calls_through() -> None:
 
 
 def test_a_shape_is_all_lengths_and_kinds_and_no_numbers() -> None:
-    assert shape_of(part([3, 2], 1)) == shape_of(part([3, 2], 2))
-    assert shape_of(part([3, 2], 1)) != shape_of(part([2, 3], 1))
-    assert shape_of(part([3, 2], 1)) != shape_of(part([3, 2], 1)._replace(none=torch.zeros(1)))
-    assert hash(shape_of(part([3, 2], 1))) == hash(shape_of(part([3, 2], 2)))
+    assert capture_key(part([3, 2], 1)) == capture_key(part([3, 2], 2))
+    assert capture_key(part([3, 2], 1)) != capture_key(part([2, 3], 1))
+    assert capture_key(part([3, 2], 1)) != capture_key(part([3, 2], 1)._replace(none=torch.zeros(1)))
+    assert hash(capture_key(part([3, 2], 1))) == hash(capture_key(part([3, 2], 2)))
 
 
 MANY = [[4, 4]] * 6 + [[3, 1]] * 2 + [[4, 4]] * 2 + [[2, 5]] * 5 + [[4, 4], [2, 5], [9], [4, 4]]
@@ -94,7 +94,7 @@ def test_dropout_in_a_replay_follows_the_seed() -> None:
         loss.backward()
         return (loss.detach(),)
 
-    run, found = Graphed(backward, [weight]), {}
+    run, found = CudaGraphRunner(backward, [weight]), {}
     for seed in [1, 1, 1, 2, 1, 3, 2]:
         weight.grad = None
         torch.manual_seed(seed)
@@ -114,7 +114,7 @@ def test_what_asks_the_host_runs_plainly_and_is_said() -> None:
         given.labels.sum().item()
         return (loss.detach(),)
 
-    run, losses, grown = Graphed(backward, [weight]), [], []
+    run, losses, grown = CudaGraphRunner(backward, [weight]), [], []
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         for _ in range(5):

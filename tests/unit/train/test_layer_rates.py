@@ -6,20 +6,20 @@ import pytest
 from reviews import recipe_text, shape_of, write_model, write_reviews
 
 from qkv import families, spec
+from qkv.checkpoints import load
 from qkv.nn import build
+from qkv.recipe.schema import FinetuneConfig, TrainConfig
 from qkv.train import fit, read_recipe
-from qkv.train.optimiser import below_the_head, optimiser
-from qkv.train.sections import Training, Tuning
-from qkv.weights import load
+from qkv.train.optimizer import build_optimizer, layers_below_head
 
 FAMILIES = ("bert", "gpt2", "roberta", "bart", "t5")
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "rnn"])
 def test_each_layer_has_a_share_of_the_rate_of_the_one_above_it(family):
-    module = families.family(family)
+    module = families.get_family(family)
     model = build(module.spec(shape_of(family), head="sequence"))
-    opt = optimiser(model, Training(steps=1, weight_decay=0.1), Tuning(layer_decay=0.5))
+    opt = build_optimizer(model, TrainConfig(max_steps=1, weight_decay=0.1), FinetuneConfig(layerwise_lr_decay=0.5))
     shares = {id(p): group["share"] for group in opt.param_groups for p in group["params"]}
     found = {name: shares[id(p)] for name, p in model.named_parameters()}
     depth = 2
@@ -57,6 +57,6 @@ def test_the_rates_of_a_step_follow_their_shares(tmp_path):
 
 
 def test_what_stands_on_the_body_has_the_whole_rate():
-    s = spec.Model(family="x", encoder=build(families.family("bert").spec(shape_of("bert"))).spec.encoder)
-    assert below_the_head(s, "mix.weights") == 0
-    assert below_the_head(s, "encoder.blocks.1.attention.q.into") == 1
+    s = spec.Model(family="x", encoder=build(families.get_family("bert").spec(shape_of("bert"))).spec.encoder)
+    assert layers_below_head(s, "mix.weights") == 0
+    assert layers_below_head(s, "encoder.blocks.1.attention.q.into") == 1

@@ -13,11 +13,11 @@ from reviews import reviews, write_model, write_reviews
 sys.path.append(str(Path(__file__).parents[1] / "cli"))
 from test_cli import must_refuse, qkv
 
-from qkv.data.examples import Labelled
+from qkv.checkpoints import load, save
+from qkv.data.examples import TextExample
 from qkv.errors import InputError
 from qkv.train import read_recipe
-from qkv.train.making import batch_tokens, made
-from qkv.weights import load, save
+from qkv.train.auto_recipe import default_batch_tokens, make_recipe
 
 
 @pytest.fixture(scope="module")
@@ -68,10 +68,10 @@ def test_what_is_shown_can_be_changed_and_run_again(home):
 
 
 def test_small_sets_are_seen_more_often_and_small_models_learn_faster(home, tmp_path):
-    raw = made("classify", str(home / "mine.csv"), str(home / "bert"), columns={"text": "review", "label": "stars"})
+    raw = make_recipe("classify", str(home / "mine.csv"), str(home / "bert"), columns={"text": "review", "label": "stars"})
     assert (raw["train"]["epochs"], raw["train"]["learning_rate"]) == (20, 3e-4)
     write_reviews(tmp_path / "large.csv", 30_000)
-    raw = made("classify", str(tmp_path / "large.csv"), str(home / "bert"), ["tune.features=mix"],
+    raw = make_recipe("classify", str(tmp_path / "large.csv"), str(home / "bert"), ["tune.features=mix"],
                columns={"text": "review", "label": "stars"})  # fmt: skip
     assert (raw["train"]["epochs"], raw["train"]["learning_rate"]) == (3, pytest.approx(3e-3))
 
@@ -92,22 +92,22 @@ def test_small_sets_are_seen_more_often_and_small_models_learn_faster(home, tmp_
     ],
 )
 def test_a_files_ending_tells_its_format(task, name, format):
-    from qkv.train.making import _format
+    from qkv.train.auto_recipe import _infer_format
 
-    assert _format(task, Path(name)) == format
+    assert _infer_format(task, Path(name)) == format
 
 
 def test_a_folder_has_its_own_parts_or_a_tenth_is_held_out(home, tmp_path):
     for part in ("train", "dev"):
         write_reviews(tmp_path / f"{part}.csv")
     given = {"format": "csv", "columns": {"text": "review", "label": "stars"}}
-    raw = made("classify", str(tmp_path), str(home / "bert"), **given)
+    raw = make_recipe("classify", str(tmp_path), str(home / "bert"), **given)
     assert "hold_out" not in raw["data"]
     (tmp_path / "dev.csv").unlink()
-    raw = made("classify", str(tmp_path), str(home / "bert"), **given)
+    raw = make_recipe("classify", str(tmp_path), str(home / "bert"), **given)
     assert raw["data"]["hold_out"] == {"valid": 0.1}
     with pytest.raises(InputError, match="is a folder; say how its files are written"):
-        made("classify", str(tmp_path), str(home / "bert"))
+        make_recipe("classify", str(tmp_path), str(home / "bert"))
 
 
 def test_bad_lines_are_skipped_counted_and_listed(home):
@@ -157,13 +157,13 @@ def test_adapters_are_exported_merged_and_not_otherwise(home):
     for name, to in (("export", "theirs"), ("import", "ours")):
         done = qkv(name, "adapted", "-o", to, "--merge", cwd=home)
         assert done.returncode == 0, done.stderr
-        assert load(home / to).model.spec.adapters is None
+        assert load(home / to).model.spec.lora is None
     must_refuse(qkv("export", "ours", "-o", "again", "--merge", cwd=home), "no adapters to merge")
     assert "parameters" in qkv("cost", home / "adapted").stdout
 
 
 def test_a_small_set_of_short_texts_makes_several_steps_an_epoch_and_long_texts_fit():
-    short = [Labelled("a lovely film, really", f"mine.csv:{line}", label="5") for line in range(100)]
-    assert 64 <= batch_tokens(short) < 200
-    assert batch_tokens(short * 1000) == 2048
-    assert batch_tokens([Labelled("word " * 5000, "mine.csv:2", label="5")]) == 2048
+    short = [TextExample("a lovely film, really", f"mine.csv:{line}", label="5") for line in range(100)]
+    assert 64 <= default_batch_tokens(short) < 200
+    assert default_batch_tokens(short * 1000) == 2048
+    assert default_batch_tokens([TextExample("word " * 5000, "mine.csv:2", label="5")]) == 2048

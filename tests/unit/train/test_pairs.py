@@ -9,17 +9,17 @@ import pytest
 import torch
 from sentences import FRESH, TEXT, framed, mixed, pretrained, summaries, write_recipe
 
+from qkv.checkpoints import load
 from qkv.data.pair import Pair
-from qkv.decode import Decoding, predict
 from qkv.errors import InputError
-from qkv.evaluate import evaluate, reference_loss
-from qkv.evaluate.translation import Bleu
+from qkv.generation import GenerationConfig, predict
+from qkv.metrics import evaluate, reference_loss
+from qkv.metrics.sacrebleu import Bleu
+from qkv.recipe.parse import recipe_to_yaml
+from qkv.recipe.schema import SideTokenizer, SideTokenizers
 from qkv.train import fit, read_recipe
-from qkv.train.pair_sets import as_examples
-from qkv.train.pairs import held_out, prepare, tokenisers
-from qkv.train.recipe import to_yaml
-from qkv.train.sections import Text, Tokens
-from qkv.weights import load
+from qkv.train.workloads.pair_data import to_examples
+from qkv.train.workloads.seq2seq import build_seq2seq_workload, build_tokenizers, eval_examples
 
 HARD = "Der „Café“-Besitzer sagt:  »É, ½ Straße …« (3,5 %)\tund  geht — tschüß! 你好 😀 <s> </s>"
 
@@ -34,16 +34,16 @@ def run_all(recipe: Path, folder: Path, *changes: str) -> list:
 def test_byte_pairs_give_every_text_back_as_it_was() -> None:
     pairs = [Pair("a man sees „Café“", "ein Mann sieht „Kaffee“", "here")] * 5
     for size in (300, 320):
-        both, _ = tokenisers(Text(source=Tokens(kind="bpe", size=size), joint=True), pairs)
+        both, _ = build_tokenizers(SideTokenizers(source=SideTokenizer(kind="bpe", vocab_size=size), joint_vocab=True), pairs)
         assert both.decode(both.encode(HARD)) == HARD
 
 
 def test_unigram_pieces_give_back_what_they_know() -> None:
     pairs = [Pair("a man sees „Café“.", "ein Mann sieht „Kaffee“.", "here")] * 5
-    source, target = tokenisers(Text(source=Tokens(kind="unigram", size=40)), pairs)
+    source, target = build_tokenizers(SideTokenizers(source=SideTokenizer(kind="unigram", vocab_size=40)), pairs)
     assert source is not target
     assert target.decode(target.encode("sieht ein „Kaffee“.")) == "sieht ein „Kaffee“."
-    assert (source.pad, source.unk, source.start, source.end) == (0, 1, 2, 3)
+    assert (source.pad_id, source.unk_id, source.bos_id, source.eos_id) == (0, 1, 2, 3)
 
 
 @pytest.mark.parametrize(
@@ -52,8 +52,8 @@ def test_unigram_pieces_give_back_what_they_know() -> None:
 )
 def test_a_run_is_steered_by_the_metric_that_is_chosen(tmp_path, metric, more):
     recipe = write_recipe(tmp_path)
-    work = prepare(read_recipe(recipe, [f"valid.metric={metric}"]), tmp_path / "nowhere")
-    assert (work.metric, work.more_is_better) == (metric, more)
+    work = build_seq2seq_workload(read_recipe(recipe, [f"valid.metric={metric}"]), tmp_path / "nowhere")
+    assert (work.metric, work.higher_is_better) == (metric, more)
     records = run_all(recipe, tmp_path / "run", f"valid.metric={metric}")
     values = [record.values[metric] for record in records if record.kind == "valid"]
     assert records[-1].values[metric] == (max(values) if more else min(values))
@@ -72,13 +72,13 @@ def test_held_out_bleu_is_that_of_the_written_texts_against_the_files(tmp_path):
 def test_evaluating_gives_figures_with_intervals_and_signatures(tmp_path):
     run_all(write_recipe(tmp_path), tmp_path / "run")
     pairs = [Pair("a man.", "ein Mann.", "1"), Pair("old dog.", "alt Hund.", "2"), Pair("a man.", "ein Mann.", "3")]
-    found = evaluate(load(tmp_path / "run"), as_examples(pairs, False), None, ["bleu", "chrf", "wer"], resamples=20)
+    found = evaluate(load(tmp_path / "run"), to_examples(pairs, False), None, ["bleu", "chrf", "wer"], resamples=20)
     assert list(found.values) == ["bleu", "bleu_lowercase", "chrf", "wer"]
-    cased, lower = found.figures[:2]
+    cased, lower = found.metrics[:2]
     assert "case:mixed" in cased.signature
     assert "case:lc" in lower.signature
     assert cased.interval.low <= cased.value <= cased.interval.high
-    assert found.examples == 3
+    assert found.num_examples == 3
 
 
 def test_an_unknown_metric_of_texts_is_refused(tmp_path):
@@ -95,8 +95,8 @@ def test_lines_are_examples_of_a_text_metric_and_sources_those_of_error_rates():
         Pair("c", "u", "g:1"),
         Pair("c", "v", "g:1"),
     ]
-    assert [e.references for e in as_examples(pairs, True)] == [("x", "z"), ("y",), ("u", "v")]
-    assert [e.references for e in as_examples(pairs, False)] == [("x",), ("y",), ("z",), ("u", "v")]
+    assert [e.references for e in to_examples(pairs, True)] == [("x", "z"), ("y",), ("u", "v")]
+    assert [e.references for e in to_examples(pairs, False)] == [("x",), ("y",), ("z",), ("u", "v")]
 
 
 def test_the_log_shows_held_out_sources_with_what_the_model_writes(tmp_path):
@@ -116,10 +116,10 @@ def test_the_held_out_loss_falls_as_the_training_pairs_are_learned(tmp_path):
 
 
 def test_the_held_out_loss_is_without_dropout(tmp_path):
-    work = prepare(read_recipe(write_recipe(tmp_path), ["valid.metric=loss", "model.dropout=0.5"]), tmp_path / "no")
+    work = build_seq2seq_workload(read_recipe(write_recipe(tmp_path), ["valid.metric=loss", "model.dropout=0.5"]), tmp_path / "no")
     torch.manual_seed(0)
     model = work.model().train()
-    assert work.score(model) == work.score(model)
+    assert work.evaluate(model) == work.evaluate(model)
     assert model.training
 
 
@@ -144,19 +144,19 @@ def tuned(request, tmp_path) -> tuple[Path, Path]:
 
 def test_both_sides_are_framed_as_the_checkpoints_family_has_them(tuned, tmp_path):
     recipe, model = tuned
-    work = prepare(read_recipe(recipe, ["data.prefix='translate English to German: '"]), tmp_path / "no")
+    work = build_seq2seq_workload(read_recipe(recipe, ["data.prefix='translate English to German: '"]), tmp_path / "no")
     loaded = load(model)
-    _, batch = next(work.from_place(0, 0))
-    given = work.prepare(batch, 1)
+    _, batch = next(work.batches_from(0, 0))
+    given = work.collate(batch, 1)
     lines = (tmp_path / "train.en").read_text("utf-8").splitlines()
-    sources = [framed(loaded.source, f"translate English to German: {line}") for line in lines]
-    targets = [framed(loaded.target, line) for line in (tmp_path / "train.de").read_text("utf-8").splitlines()]
+    sources = [framed(loaded.source_tokenizer, f"translate English to German: {line}") for line in lines]
+    targets = [framed(loaded.target_tokenizer, line) for line in (tmp_path / "train.de").read_text("utf-8").splitlines()]
     known = {tuple(a): b for a, b in zip(sources, targets, strict=True)}
-    labels = list(given.labels.split(given.target.layout.sizes))
+    labels = list(given.labels.split(given.target.layout.lengths_list))
     for source, target, label in zip(given.source.sequences(), given.target.sequences(), labels, strict=True):
         right = known[tuple(source.tolist())]
         assert label.tolist() == right
-        assert target.tolist() == [work.spec.start, *right[:-1]]
+        assert target.tolist() == [work.spec.bos_id, *right[:-1]]
 
 
 def test_a_run_begins_with_the_pretrained_weights_and_ends_with_others(tuned, tmp_path):
@@ -172,8 +172,8 @@ def test_a_tuned_run_translates_with_the_tokeniser_of_its_model(tuned, tmp_path)
     recipe, model = tuned
     run_all(recipe, tmp_path / "run")
     loaded = load(tmp_path / "run")
-    assert loaded.source.encode("a man sees") == load(model).source.encode("a man sees")
-    assert isinstance(predict(loaded, ["a man."], Decoding(beams=2, limit=8))[0][0].text, str)
+    assert loaded.source_tokenizer.encode("a man sees") == load(model).source_tokenizer.encode("a man sees")
+    assert isinstance(predict(loaded, ["a man."], GenerationConfig(num_beams=2, max_new_tokens=8))[0][0].text, str)
 
 
 def test_a_tuned_run_stopped_and_resumed_ends_with_the_same_weights(tuned, tmp_path):
@@ -192,11 +192,11 @@ def test_a_tuned_run_stopped_and_resumed_ends_with_the_same_weights(tuned, tmp_p
 def test_the_reference_loss_of_a_framed_pair_is_the_models_own(tuned):
     _, folder = tuned
     loaded = load(folder)
-    found = reference_loss(loaded, as_examples([Pair("a man.", "ein Mann.", "1")], True))
+    found = reference_loss(loaded, to_examples([Pair("a man.", "ein Mann.", "1")], True))
     from qkv.nn import Ragged
 
-    source, right = framed(loaded.source, "a man."), framed(loaded.target, "ein Mann.")
-    target = [loaded.model.spec.start, *right[:-1]]
+    source, right = framed(loaded.source_tokenizer, "a man."), framed(loaded.target_tokenizer, "ein Mann.")
+    target = [loaded.model.spec.bos_id, *right[:-1]]
     with torch.no_grad():
         logits = loaded.model(Ragged.pack([torch.tensor(source)]), Ragged.pack([torch.tensor(target)]))
     log_probabilities = torch.log_softmax(logits, -1)[torch.arange(len(right)), torch.tensor(right)]
@@ -224,20 +224,20 @@ def test_a_model_that_is_there_is_trained_with_another_dropout_where_the_recipe_
     run_all(recipe, tmp_path / "run")
     was, trained = (load(tmp_path / name).model.spec for name in ("t5", "run"))
     assert was.encoder.block.dropout != 0.3
-    assert trained.encoder.block.dropout == trained.decoder.block.dropout == trained.source.dropout == 0.3
-    assert trained.encoder.block.attention.dropout == was.encoder.block.attention.dropout
+    assert trained.encoder.block.dropout == trained.decoder.block.dropout == trained.source_embedding.dropout == 0.3
+    assert trained.encoder.block.self_attention.dropout == was.encoder.block.self_attention.dropout
     with pytest.raises(InputError, match=r"model\.attention_dropout' cannot be 1\.0: it is a share"):
         read_recipe(recipe, ["model.attention_dropout=1.0"])
 
 
 def test_a_model_that_does_not_write_is_refused(tmp_path):
-    from qkv import Loaded, build, save
+    from qkv import ModelBundle, build, save
     from qkv.families import gpt2
-    from qkv.text.tokeniser import train_tokeniser
+    from qkv.tokenization.tokenizer import train_tokenizer
 
-    tokeniser = train_tokeniser("byte_bpe", ["a man"], size=270, template=gpt2.TEMPLATE)
-    shape = gpt2.Shape(width=12, heads=2, layers=1, length=24)
-    save(Loaded(build(gpt2.spec(shape, target=tokeniser.size)), tokeniser, tokeniser), tmp_path / "gpt2")
+    tokeniser = train_tokenizer("byte_bpe", ["a man"], vocab_size=270, template=gpt2.TOKENIZER_TEMPLATE)
+    shape = gpt2.Config(d_model=12, heads=2, layers=1, max_length=24)
+    save(ModelBundle(build(gpt2.make_spec(shape, target_vocab_size=tokeniser.vocab_size)), tokeniser, tokeniser), tmp_path / "gpt2")
     with pytest.raises(InputError, match="is no encoder-decoder that writes"):
         run_all(write_recipe(tmp_path, f"{{from: {tmp_path / 'gpt2'}}}", ""), tmp_path / "run")
 
@@ -247,27 +247,27 @@ def test_a_model_that_does_not_write_is_refused(tmp_path):
 
 def test_a_folder_of_summaries_has_its_own_parts_and_all_references(tmp_path):
     read = read_recipe(summaries(tmp_path))
-    work = prepare(read, tmp_path / "no")
+    work = build_seq2seq_workload(read, tmp_path / "no")
     assert len(work.pairs) == 40  # two summaries of each of twenty
-    assert [len(e.references) for e in work.valid] == [2] * 5
-    test = held_out(read, "test", work.source, work.spec)[""]
+    assert [len(e.references) for e in work.valid_examples] == [2] * 5
+    test = eval_examples(read, "test", work.source_tokenizer, work.spec)[""]
     first = json.loads((tmp_path / "test.jsonl").read_text("utf-8").splitlines()[0])
     assert test[0].references == tuple(first["target"])
 
 
 def test_long_documents_are_cut_to_what_is_read_and_that_is_said(tmp_path):
     read = read_recipe(summaries(tmp_path))
-    work = prepare(read, tmp_path / "no")
+    work = build_seq2seq_workload(read, tmp_path / "no")
     assert max(work.pairs.source_lengths) == 11  # and the end
     assert max(work.pairs.target_lengths) == 8
-    assert "40 of the 40 training pairs are longer than 11 and 8 tokens and are cut" in work.notes
+    assert "40 of the 40 training pairs are longer than 11 and 8 tokens and are cut" in work.data_notes
     full = " ".join(json.loads((tmp_path / "dev.jsonl").read_text("utf-8").splitlines()[0])["source"])
-    shown = work.valid[0].source
+    shown = work.valid_examples[0].source
     assert f"summarize: {full}".startswith(shown)
-    assert len(framed(work.source, shown)) == 12
+    assert len(framed(work.source_tokenizer, shown)) == 12
     records = run_all(summaries(tmp_path), tmp_path / "run")
     assert records[0].kind == "note"
-    assert all(len(framed(work.source, s.split(" → ")[1])) <= 10 for r in records for s in r.samples if " → " in s)
+    assert all(len(framed(work.source_tokenizer, s.split(" → ")[1])) <= 10 for r in records for s in r.samples if " → " in s)
 
 
 def test_a_long_document_is_refused_by_its_place_unless_somebody_chose(tmp_path):
@@ -287,13 +287,13 @@ def test_sets_are_told_apart_by_their_prefixes_and_scored_each(tmp_path):
     valid = next(record for record in records if record.kind == "valid").values
     each = valid["chrf translate English to German"], valid["chrf tldr"]
     assert valid["chrf"] == pytest.approx(sum(each) / 2)
-    work = prepare(read_recipe(mixed(tmp_path)), tmp_path / "no")
-    assert {e.source.split(": ")[0] for e in work.valid} == {"translate English to German", "summarize"}
+    work = build_seq2seq_workload(read_recipe(mixed(tmp_path)), tmp_path / "no")
+    assert {e.source.split(": ")[0] for e in work.valid_examples} == {"translate English to German", "summarize"}
 
 
 def test_weights_decide_how_much_of_an_epoch_a_set_is(tmp_path):
-    work = prepare(read_recipe(mixed(tmp_path, weights=(1, 3))), tmp_path / "no")
-    assert work.notes[:2] == (
+    work = build_seq2seq_workload(read_recipe(mixed(tmp_path, weights=(1, 3))), tmp_path / "no")
+    assert work.data_notes[:2] == (
         "translate English to German: 60 pairs, 25.0% of an epoch",
         "tldr: 40 pairs, 75.0% of an epoch",
     )
@@ -301,7 +301,7 @@ def test_weights_decide_how_much_of_an_epoch_a_set_is(tmp_path):
 
 def test_a_recipe_of_several_sets_written_down_reads_back_the_same(tmp_path):
     read = read_recipe(mixed(tmp_path))
-    (tmp_path / "again.yaml").write_text(to_yaml(read), "utf-8")
+    (tmp_path / "again.yaml").write_text(recipe_to_yaml(read), "utf-8")
     assert read_recipe(tmp_path / "again.yaml") == read
 
 

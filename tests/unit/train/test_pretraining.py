@@ -16,15 +16,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from qkv.data import corpus
+from qkv.checkpoints import load, save
+from qkv.checkpoints.safetensors_io import load_tensors
+from qkv.data.corpora import corpus
 from qkv.errors import InputError
 from qkv.train import fit, read_recipe
-from qkv.train.checkpoint import LAST
-from qkv.train.pretraining import perplexity, prepare
-from qkv.weights import load, save
-from qkv.weights.file import load_tensors
+from qkv.train.checkpoint import LAST_CHECKPOINT
+from qkv.train.workloads.pretraining import build_pretraining_workload, evaluate_perplexity
 
-loop = importlib.import_module("qkv.train.fit")  # the module: the package has a function of that name
+loop = importlib.import_module("qkv.train.trainer")  # the module: the package has a function of that name
 RECIPES = Path(__file__).parents[3] / "recipes"
 FAMILIES = ("gpt2", "bert", "roberta", "bart", "t5")
 # the mini recipes at a size for tests: text is written here, a few sentences said over and over
@@ -81,7 +81,7 @@ def test_each_mini_recipe_at_a_tiny_size_reaches_its_loss(family, tmp_path):
     assert len(valid.samples) == 1
     assert valid.samples[0]
     loaded = load(tmp_path / "run")
-    assert perplexity(loaded, recipe, None)["perplexity"] == pytest.approx(valid.values["perplexity"], rel=1e-4)
+    assert evaluate_perplexity(loaded, recipe, None)["perplexity"] == pytest.approx(valid.values["perplexity"], rel=1e-4)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -106,7 +106,7 @@ def test_a_process_killed_at_any_moment_resumes_to_the_same_bits(tmp_path):
     mini = str(RECIPES / "pretrain-bert-mini.yaml")
     run_all(read_recipe(mini, given), tmp_path / "whole")
     command = [sys.executable, "-m", "qkv.cli", "train", mini, *given, "--device", "cpu", "-o", str(tmp_path / "cut")]
-    begun, chance = tmp_path / "cut" / LAST, random.Random(1)
+    begun, chance = tmp_path / "cut" / LAST_CHECKPOINT, random.Random(1)
     for _ in range(2):  # once training has begun, each a little later than a checkpoint
         # as many threads as these tests have: two add up in another order
         threads = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -153,7 +153,7 @@ def test_working_activations_out_again_changes_no_weight(tmp_path):
 def test_the_averaged_weights_are_what_is_scored_and_kept(tmp_path):
     run_all(recipe_of("gpt2", tmp_path, "train.ema=0.5"), tmp_path / "run")
     kept, _ = load_tensors(tmp_path / "run" / "model.safetensors")
-    last, _ = load_tensors(tmp_path / "run" / LAST)
+    last, _ = load_tensors(tmp_path / "run" / LAST_CHECKPOINT)
     name = "target.tokens.weight"
     assert torch.equal(kept[name], last[f"trailing.{name}"])
     assert not torch.equal(kept[name], last[f"model.{name}"])
@@ -168,7 +168,7 @@ def test_a_model_that_is_there_is_pretrained_on(family, tmp_path):
     assert began.values["loss"] == pytest.approx(ended.values["loss"], abs=1e-4)  # nothing of it was lost
     one, other = (load(tmp_path / name) for name in ("first", "more"))
     assert one.model.spec == other.model.spec
-    assert one.source.encode("The cat sees bees.") == other.source.encode("The cat sees bees.")
+    assert one.source_tokenizer.encode("The cat sees bees.") == other.source_tokenizer.encode("The cat sees bees.")
 
 
 def test_a_run_that_goes_on_from_another_resumes_to_the_bit(tmp_path):
@@ -209,13 +209,13 @@ def test_what_does_not_go_with_a_model_that_is_pretrained_on_is_said(changes, sa
 
 
 def test_a_built_corpus_trains_as_its_text_does(tmp_path):
-    from qkv.data.shards import build
+    from qkv.data.corpora.shards import build_shards
 
     text = write_text(tmp_path)
     recipe = recipe_of("bert", tmp_path, f"data.valid={text}")
     run_all(recipe, tmp_path / "run")
-    tokeniser = load(tmp_path / "run").source
-    build(tmp_path / "shards", corpus.Corpus([text], format="blank"), tokeniser)
+    tokeniser = load(tmp_path / "run").source_tokenizer
+    build_shards(tmp_path / "shards", corpus.Corpus([text], format="blank"), tokeniser)
     built = recipe_of("bert", tmp_path, f"data.train={tmp_path / 'shards'}", f"data.valid={text}",
                       f"text.tokenizer={tmp_path / 'run'}", "text.size=null")  # fmt: skip
     run_all(built, tmp_path / "built")
@@ -224,8 +224,8 @@ def test_a_built_corpus_trains_as_its_text_does(tmp_path):
 
 def test_several_objectives_are_mixed_by_weight(tmp_path):
     recipe = recipe_of("t5", tmp_path, "objective={span: {weight: 3}, denoise: {permute: false}}")
-    work = prepare(recipe, tmp_path)
-    taken = [work.objective(step) for step in range(400)]
+    work = build_pretraining_workload(recipe, tmp_path)
+    taken = [work.objective_at(step) for step in range(400)]
     assert taken.count("span") == pytest.approx(300, abs=40)
     assert run_all(recipe, tmp_path / "run")[-1].kind == "finish"
 
@@ -233,7 +233,7 @@ def test_several_objectives_are_mixed_by_weight(tmp_path):
 def test_held_out_perplexity_is_not_smoothed(tmp_path):
     recipe = recipe_of("t5", tmp_path, "train.smoothing=0.3", "valid.every=6")
     records = run_all(recipe, tmp_path / "run")
-    found = perplexity(load(tmp_path / "run"), recipe_of("t5", tmp_path, "train.smoothing=0"), None)
+    found = evaluate_perplexity(load(tmp_path / "run"), recipe_of("t5", tmp_path, "train.smoothing=0"), None)
     valid = next(record for record in records if record.kind == "valid")
     assert valid.values["loss"] == pytest.approx(found["loss"], rel=1e-4)
 
@@ -242,7 +242,7 @@ def test_next_sentences_have_a_loss_of_their_own(tmp_path):
     records = run_all(recipe_of("bert", tmp_path), tmp_path / "run")
     trained = [record.values for record in records if record.kind == "train"]
     assert all(0 < values["next_sentence_loss"] < 3 for values in trained)
-    assert load(tmp_path / "run").model.beside is not None
+    assert load(tmp_path / "run").model.aux_head is not None
 
 
 def test_the_log_holds_speed_share_time_left_and_samples(tmp_path):
@@ -259,7 +259,7 @@ def test_weights_that_are_no_numbers_are_never_saved(tmp_path):
     recipe = recipe_of("gpt2", tmp_path, "train.save_every=1", "train.steps=9", "valid.every=9")
     run = fit(recipe, tmp_path / "run", device="cpu")
     next(run)  # of step 2
-    saved = (tmp_path / "run" / LAST).read_bytes()
+    saved = (tmp_path / "run" / LAST_CHECKPOINT).read_bytes()
     run.close()
     broken = recipe_of("gpt2", tmp_path, "train.save_every=1", "train.steps=9", "valid.every=9")
 
@@ -273,7 +273,7 @@ def test_weights_that_are_no_numbers_are_never_saved(tmp_path):
         patch.setattr(loop, "Run", Diverging)
         with pytest.raises(InputError, match="weights are not finite by step 2"):
             run_all(broken, tmp_path / "run")
-    assert (tmp_path / "run" / LAST).read_bytes() == saved
+    assert (tmp_path / "run" / LAST_CHECKPOINT).read_bytes() == saved
     run_all(recipe, tmp_path / "run")
 
 

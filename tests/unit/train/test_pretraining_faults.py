@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from test_pretraining import loop, recipe_of, run_all, weights, write_text
 
+from qkv.checkpoints import load
+from qkv.checkpoints.safetensors_io import load_tensors, save_tensors
 from qkv.cli import app
 from qkv.errors import InputError
-from qkv.text.huggingface import write_tokenisers
-from qkv.text.tokeniser import train_tokeniser
+from qkv.tokenization.hf import save_tokenizers
+from qkv.tokenization.tokenizer import train_tokenizer
 from qkv.train import read_recipe
-from qkv.train.checkpoint import BEST, LAST
-from qkv.weights import load
-from qkv.weights.file import load_tensors, save_tensors
+from qkv.train.checkpoint import BEST_WEIGHTS, LAST_CHECKPOINT
 
 ENCODER_DECODER = """
 data: {{train: {folder}/text.txt, format: blank, hold_out: 0.2, length: 32}}
@@ -49,11 +49,11 @@ def said_of(family: str, folder: Path, *changes: str) -> str:
 
 
 def a_tokeniser(folder: Path, like: str) -> None:
-    from qkv.families import family
+    from qkv.families import get_family
 
-    template = family(like).TEMPLATE
-    made = train_tokeniser(template.kind, write_text(folder).read_text().splitlines(), size=300, template=template)
-    write_tokenisers(folder / "tokeniser", made, made)
+    template = get_family(like).TEMPLATE
+    made = train_tokenizer(template.kind, write_text(folder).read_text().splitlines(), vocab_size=300, template=template)
+    save_tokenizers(folder / "tokeniser", made, made)
 
 
 @pytest.mark.parametrize(
@@ -123,14 +123,14 @@ def test_a_family_without_a_vocabulary_of_its_own_takes_another_ones(family, lik
     assert run_all(read_recipe(path), tmp_path / "run")[-1].kind == "finish"
     loaded = load(tmp_path / "run")
     begins = "pad" if like == "t5" or family == "marian" else "start"
-    assert loaded.model.spec.start == getattr(loaded.source, begins)
+    assert loaded.model.spec.bos_id == getattr(loaded.source_tokenizer, begins)
 
 
 def test_a_model_that_no_memory_holds_is_said_before_anything_is_written(tmp_path, monkeypatch):
     def build(_):
         raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried …")
 
-    monkeypatch.setattr("qkv.train.pretraining.build", build)
+    monkeypatch.setattr("qkv.train.workloads.pretraining.build", build)
     assert "model: does not fit into memory; make it smaller" in said_of("bert", tmp_path)
 
 
@@ -162,10 +162,10 @@ def test_the_cost_of_a_recipe_is_told_without_its_text(tmp_path, capsys):
 
 
 def test_a_range_test_into_a_folder_that_cannot_be_is_one_line(tmp_path, monkeypatch):
-    from qkv.train.range_test import RangeTest
+    from qkv.train.perf.lr_range_test import RangeTest
 
     found = RangeTest(steps=20)
-    found.rates, found.losses = [10.0 ** (n - 20) for n in range(20)], [1.0] * 20
+    found.learning_rates, found.losses = [10.0 ** (n - 20) for n in range(20)], [1.0] * 20
     monkeypatch.setattr(loop, "find_rate", lambda *_, **__: found)
     recipe_of("gpt2", tmp_path)
     mini = Path(__file__).parents[3] / "recipes" / "pretrain-gpt2-mini.yaml"
@@ -173,7 +173,7 @@ def test_a_range_test_into_a_folder_that_cannot_be_is_one_line(tmp_path, monkeyp
         app(["train", str(mini), "--find-lr", "-o", f"{tmp_path}/text.txt/run"], standalone_mode=False)
 
 
-@pytest.mark.parametrize("name", [LAST, BEST, "recipe.yaml", "source.tokenizer.json"])
+@pytest.mark.parametrize("name", [LAST_CHECKPOINT, BEST_WEIGHTS, "recipe.yaml", "source.tokenizer.json"])
 def test_a_damaged_file_of_a_run_is_named_and_left_alone(name, tmp_path):
     recipe = recipe_of("gpt2", tmp_path)
     run_all(recipe, tmp_path / "run")
@@ -210,9 +210,9 @@ def test_what_a_kill_left_of_a_checkpoint_is_cleared_by_the_next_one(tmp_path):
     left = tmp_path / ".last.safetensors.parts"  # where the library writes under a random name
     left.mkdir()
     (left / ".tmpXqk1").write_bytes(b"half a checkpoint")
-    save_tensors(tmp_path / LAST, {"a": torch.ones(3)})
-    assert [path.name for path in tmp_path.iterdir()] == [LAST]
-    assert load_tensors(tmp_path / LAST)[0]["a"].sum() == 3
+    save_tensors(tmp_path / LAST_CHECKPOINT, {"a": torch.ones(3)})
+    assert [path.name for path in tmp_path.iterdir()] == [LAST_CHECKPOINT]
+    assert load_tensors(tmp_path / LAST_CHECKPOINT)[0]["a"].sum() == 3
 
 
 def test_a_saved_model_has_the_rights_of_any_new_file(tmp_path):

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from qkv.errors import InputError
-from qkv.train.range_test import RangeTest, growing_rate, slopes, smoothed
+from qkv.train.perf.lr_range_test import RangeTest, exponential_average, exponential_lr, local_slopes
 
 
 def learns(rate: float) -> float:
@@ -28,13 +28,13 @@ def only_leaves(rate: float) -> float:
 def told(loss: Callable[[float], float], noise: float = 0.0, seed: int = 1) -> RangeTest:
     chance, test = random.Random(seed), RangeTest()
     for step in range(1, test.steps + 1):
-        if not test.add(step, loss(test.rate(step)) + noise * chance.gauss(0, 1)):
+        if not test.add(step, loss(test.learning_rate_at(step)) + noise * chance.gauss(0, 1)):
             break
     return test
 
 
 def test_rates_grow_by_one_factor_from_the_lowest_to_the_highest() -> None:
-    rates = [growing_rate(step, low=1e-6, high=1e-2, steps=5) for step in range(1, 6)]
+    rates = [exponential_lr(step, min_lr=1e-6, max_lr=1e-2, steps=5) for step in range(1, 6)]
     assert rates == pytest.approx([1e-6, 1e-5, 1e-4, 1e-3, 1e-2])
 
 
@@ -42,25 +42,25 @@ def test_a_smoothed_loss_is_the_weighted_mean_of_those_so_far() -> None:
     values = [3.0, 5.0, 1.0]
     weights = [0.9**2, 0.9, 1.0]
     mean = sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)
-    assert smoothed(values, keep=0.9)[-1] == pytest.approx(mean)
-    assert smoothed([7.0] * 30) == pytest.approx([7.0] * 30)  # from the first on
+    assert exponential_average(values, decay=0.9)[-1] == pytest.approx(mean)
+    assert exponential_average([7.0] * 30) == pytest.approx([7.0] * 30)  # from the first on
 
 
 def test_the_slope_of_a_line_is_found_everywhere() -> None:
     x = np.array([0.0, 1.0, 3.0, 4.0, 9.0])
-    assert slopes(x.tolist(), (5 - 2 * x).tolist(), reach=2) == pytest.approx([-2.0] * 5)
+    assert local_slopes(x.tolist(), (5 - 2 * x).tolist(), radius=2) == pytest.approx([-2.0] * 5)
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.05, 0.3])
 def test_the_suggestion_is_where_the_loss_falls_fastest(noise: float) -> None:
-    found = told(learns, noise).suggestion()
+    found = told(learns, noise).suggested_lr()
     assert 3e-4 / 3 < found < 3e-4 * 3
 
 
 def test_it_goes_on_while_the_loss_is_near_its_best_and_stops_when_it_leaves() -> None:
     test = told(learns)
     assert 80 < len(test.losses) < test.steps
-    curve = smoothed(test.losses)
+    curve = exponential_average(test.losses)
     assert curve[-1] > 4 * min(curve) > curve[-2]
 
 
@@ -81,12 +81,12 @@ def test_it_ends_after_its_last_step() -> None:
 @pytest.mark.parametrize("noise", [0.0, 0.1])
 def test_where_nothing_falls_nothing_is_suggested(loss: Callable[[float], float], noise: float) -> None:
     with pytest.raises(InputError, match=r"no learning rate between 1e-07 and .* made the loss fall clearly"):
-        told(loss, noise).suggestion()
+        told(loss, noise).suggested_lr()
 
 
 def test_a_loss_that_leaves_at_once_is_said_to() -> None:
     with pytest.raises(InputError, match="left after 5 steps of growing learning rates; begin below 1e-07"):
-        told(lambda rate: 2.0 if rate < 1.8e-7 else 1e9).suggestion()
+        told(lambda rate: 2.0 if rate < 1.8e-7 else 1e9).suggested_lr()
 
 
 def test_the_table_has_a_line_a_step() -> None:

@@ -8,9 +8,9 @@ from words import write_task
 
 from qkv import families
 from qkv.errors import InputError
-from qkv.tasks import find
-from qkv.train.recipe import model_spec, peak, read_recipe, shape, to_yaml
-from qkv.train.sections import PairRecipe, TaskRecipe
+from qkv.recipe.parse import model_config, model_spec, peak_learning_rate, read_recipe, recipe_to_yaml
+from qkv.recipe.schema import FinetuneRecipe, Seq2SeqRecipe
+from qkv.tasks import get_task
 
 
 @pytest.fixture
@@ -20,12 +20,12 @@ def recipe(tmp_path):
 
 def test_changes_on_the_command_line_win(recipe):
     read = read_recipe(recipe, ["train.steps=7", "model.width=32", "data.hold_out={test: 0.1}"])
-    assert (read.train.steps, shape(read).width, read.data.hold_out) == (7, 32, {"test": 0.1})
+    assert (read.train.max_steps, model_config(read).width, read.data.hold_out) == (7, 32, {"test": 0.1})
 
 
 def test_a_recipe_written_down_reads_back_the_same(recipe, tmp_path):
     read = read_recipe(recipe, ["train.betas=[0.8, 0.9]"])
-    (tmp_path / "again.yaml").write_text(to_yaml(read))
+    (tmp_path / "again.yaml").write_text(recipe_to_yaml(read))
     assert read_recipe(tmp_path / "again.yaml") == read
 
 
@@ -84,7 +84,7 @@ def test_a_missing_recipe_is_named(tmp_path):
 def test_the_paper_rate_is_the_papers(recipe):
     """Vaswani et al. 2017, 5.3: base (512 wide, 4000 steps of warm-up) peaks at 512^-1/2 * 4000^-1/2."""
     read = read_recipe(recipe, ["train.paper_rate=1", "train.warmup=4000", "model.width=512", "model.heads=8"])
-    assert peak(read, model_spec(read, source=9, target=9)) == pytest.approx(512**-0.5 * 4000**-0.5)
+    assert peak_learning_rate(read, model_spec(read, source=9, target=9)) == pytest.approx(512**-0.5 * 4000**-0.5)
 
 
 def test_every_recipe_in_the_repository_reads_and_builds(request):
@@ -94,15 +94,15 @@ def test_every_recipe_in_the_repository_reads_and_builds(request):
         read = read_recipe(path)
         if "from" in read.model:  # it has its shape
             continue
-        if isinstance(read, PairRecipe):
-            assert model_spec(read, source=30, target=40).head.outputs == 40
+        if isinstance(read, Seq2SeqRecipe):
+            assert model_spec(read, source=30, target=40).head.num_outputs == 40
         else:
-            module, head = families.family(read.model["family"]), "lm"
+            module, head = families.get_family(read.model["family"]), "lm"
             given = {}
-            if isinstance(read, TaskRecipe):
-                head = find(read.task["name"]).kind
+            if isinstance(read, FinetuneRecipe):
+                head = get_task(read.task["name"]).head_kind
                 given = {"head": head}
-            assert module.spec(shape(read), **given).head.kind == head
+            assert module.spec(model_config(read), **given).head.kind == head
 
 
 def test_the_recurrent_recipes_differ_in_their_attention_alone(request):

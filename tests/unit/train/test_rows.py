@@ -10,14 +10,15 @@ import torch
 from reviews import recipe_text, write_model, write_reviews
 from torch import Tensor, nn
 
+from qkv.checkpoints import load
+from qkv.checkpoints.safetensors_io import load_tensors
 from qkv.families import bert, gpt2
 from qkv.nn import build
-from qkv.train import fit, read_recipe, rows
-from qkv.train.distributed import clip
-from qkv.train.optimiser import restore, state_tensors
-from qkv.train.rows import RowAdamW, Table, large_tables
-from qkv.weights import load
-from qkv.weights.file import load_tensors
+from qkv.train import fit, read_recipe
+from qkv.train.distributed.processes import clip_grad_norm
+from qkv.train.optimizer import load_optimizer_state, optimizer_state_tensors
+from qkv.train.perf import lazy_adamw
+from qkv.train.perf.lazy_adamw import LazyEmbedding, LazyEmbeddingAdamW, find_lazy_embeddings
 
 ROWS, WIDTH = 60, 8
 SETTINGS = {"lr": 0.01, "betas": (0.9, 0.98), "eps": 1e-8, "fused": True}
@@ -35,12 +36,12 @@ class Words(nn.Module):
         return self.linear(self.tokens(ids)).square().sum()
 
 
-def pair() -> tuple[Words, torch.optim.Optimizer, Words, RowAdamW]:
+def pair() -> tuple[Words, torch.optim.Optimizer, Words, LazyEmbeddingAdamW]:
     torch.manual_seed(4)
     plain = Words()
     ours = copy.deepcopy(plain)
     usual = torch.optim.AdamW(_groups(plain), **SETTINGS)
-    return plain, usual, ours, RowAdamW(_groups(ours), [Table(ours.tokens)], **SETTINGS)
+    return plain, usual, ours, LazyEmbeddingAdamW(_groups(ours), [LazyEmbedding(ours.tokens)], **SETTINGS)
 
 
 def _groups(model: nn.Module) -> list[dict[str, object]]:
@@ -57,7 +58,7 @@ def learn(model: Words, opt: torch.optim.Optimizer, step: int, most: int = ROWS,
     opt.zero_grad(set_to_none=True)
     loss = model(ids)
     loss.backward()
-    clip(model.parameters(), limit)
+    clip_grad_norm(model.parameters(), limit)
     opt.step()
     return loss.detach()
 
@@ -73,12 +74,12 @@ def test_all_weights_and_moments_are_those_of_adamw_on_the_whole(limit: float) -
     for step in range(1, 25):
         wanted = learn(plain, usual, step, limit=limit)
         torch.testing.assert_close(learn(ours, lazy, step, limit=limit), wanted)  # what is looked up is right
-    assert lazy.tables
+    assert lazy.embeddings
     assert not torch.equal(ours.tokens.weight[40:], plain.tokens.weight[40:])  # these wait
-    lazy.settle()
+    lazy.flush()
     assert_same(plain, ours)
-    for name, wanted in state_tensors(usual).items():
-        torch.testing.assert_close(state_tensors(lazy)[name], wanted, msg=name)
+    for name, wanted in optimizer_state_tensors(usual).items():
+        torch.testing.assert_close(optimizer_state_tensors(lazy)[name], wanted, msg=name)
 
 
 def test_rows_that_sleep_are_neither_read_nor_written_in_a_step() -> None:
@@ -96,8 +97,8 @@ def test_a_row_that_is_looked_at_without_a_gradient_is_right_and_sleeps_on() -> 
         learn(plain, usual, step, most=10), learn(ours, lazy, step, most=10)
         with torch.inference_mode():
             torch.testing.assert_close(ours(torch.tensor([50, 51])), plain(torch.tensor([50, 51])))
-    assert not lazy.tables[ours.tokens.weight].awake[50]
-    lazy.settle()
+    assert not lazy.embeddings[ours.tokens.weight].active[50]
+    lazy.flush()
     assert_same(plain, ours)
 
 
@@ -105,14 +106,14 @@ def test_a_restored_optimiser_goes_on_to_the_bit() -> None:
     *_, ours, lazy = pair()
     for step in range(1, 9):
         learn(ours, lazy, step)
-    lazy.settle()  # as before anything is saved
+    lazy.flush()  # as before anything is saved
     other = Words()
     other.load_state_dict(copy.deepcopy(ours.state_dict()))
-    again = RowAdamW(_groups(other), [Table(other.tokens)], **SETTINGS)
-    restore(again, copy.deepcopy(state_tensors(lazy)))
+    again = LazyEmbeddingAdamW(_groups(other), [LazyEmbedding(other.tokens)], **SETTINGS)
+    load_optimizer_state(again, copy.deepcopy(optimizer_state_tensors(lazy)))
     for step in range(9, 20):
         learn(ours, lazy, step), learn(other, again, step)
-    lazy.settle(), again.settle()
+    lazy.flush(), again.flush()
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), other.parameters(), strict=True))
 
 
@@ -120,25 +121,25 @@ def test_a_table_most_of_which_is_used_is_trained_as_a_whole_from_then_on() -> N
     plain, usual, ours, lazy = pair()
     for step in range(1, 90):
         learn(plain, usual, step), learn(ours, lazy, step)
-    assert not lazy.tables
+    assert not lazy.embeddings
     assert not ours.tokens.sparse
     assert not ours.tokens._forward_pre_hooks
     assert_same(plain, ours)
 
 
 def test_only_large_embeddings_that_are_looked_up_alone_are_trained_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "_FEWEST", 40)
+    monkeypatch.setattr(lazy_adamw, "_FEWEST", 40)
     small = {"width": 16, "heads": 2, "layers": 1, "hidden": 32}
 
-    def found(family, head: str, **fields: int) -> list[Table]:
-        return large_tables(build(family.spec(family.Shape(**small), head=head, **fields)))
+    def found(family, head: str, **fields: int) -> list[LazyEmbedding]:
+        return find_lazy_embeddings(build(family.spec(family.Shape(**small), head=head, **fields)))
 
     assert [table.module.num_embeddings for table in found(bert, "sequence", source=40)] == [40]  # no positions
     assert not found(bert, "sequence", source=39)
     assert not found(bert, "masked_lm", source=40)  # its head has the same weights
     assert not found(gpt2, "lm", target=40)
-    frozen = build(bert.spec(bert.Shape(**small), head="sequence", source=40)).requires_grad_(False)
-    assert not large_tables(frozen)
+    frozen = build(bert.make_spec(bert.Config(**small), head="sequence", source_vocab_size=40)).requires_grad_(False)
+    assert not find_lazy_embeddings(frozen)
 
 
 def test_embeddings_trained_by_rows_end_as_whole_ones_do_and_resume_to_the_bit(
@@ -150,16 +151,16 @@ def test_embeddings_trained_by_rows_end_as_whole_ones_do_and_resume_to_the_bit(
     changes = ["train.save_every=2", "train.weight_decay=0.1", "train.learning_rate=0.01"]
     recipe = read_recipe(tmp_path / "recipe.yaml", changes)
     list(fit(recipe, tmp_path / "usual", device="cpu"))
-    monkeypatch.setattr(rows, "_FEWEST", 1)
-    monkeypatch.setattr(rows, "_MOST_AWAKE", 1.0)
+    monkeypatch.setattr(lazy_adamw, "_FEWEST", 1)
+    monkeypatch.setattr(lazy_adamw, "_MOST_AWAKE", 1.0)
     taken = []
-    monkeypatch.setattr(rows.Table, "wake", lambda self, of, wake=rows.Table.wake: (taken.append(self), wake(self, of)))
+    monkeypatch.setattr(lazy_adamw.LazyEmbedding, "wake", lambda self, of, wake=lazy_adamw.LazyEmbedding.activate: (taken.append(self), wake(self, of)))
     list(fit(recipe, tmp_path / "whole", device="cpu"))
     assert taken
     asleep = ~taken[-1].awake
     usual, found = (load_tensors(tmp_path / run / "model.safetensors")[0] for run in ("usual", "whole"))
     assert asleep.any()
-    assert (usual["source.tokens.weight"][asleep] != load(tmp_path / "bert").model.source.tokens.weight[asleep]).any()
+    assert (usual["source.tokens.weight"][asleep] != load(tmp_path / "bert").model.source_embedding.tokens.weight[asleep]).any()
     torch.testing.assert_close(found, usual, atol=1e-5, rtol=1e-4)
     stopped = fit(recipe, tmp_path / "cut", device="cpu")
     for _ in range(3):

@@ -15,7 +15,7 @@ from test_cli import must_refuse, qkv
 from words import write_task
 
 from qkv.train import read_recipe
-from qkv.train.several import figures, with_folds
+from qkv.train.multi_run import final_metrics, with_folds
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def test_several_seeds_give_a_mean_and_a_deviation(home):
     assert done.returncode == 0, done.stderr
     told = json.loads((home / "out-seeds.json").read_text())
     assert told["runs"] == ["seed1", "seed2", "seed3"]
-    runs = [figures(home / f"out-seed{seed}") for seed in (1, 2, 3)]
+    runs = [final_metrics(home / f"out-seed{seed}") for seed in (1, 2, 3)]
     values = [run["accuracy"] for run in runs]
     accuracy = told["figures"]["accuracy"]
     assert accuracy["values"] == values
@@ -56,7 +56,7 @@ def test_a_finished_seed_is_not_repeated(home):
 def test_a_kept_mean_of_checkpoints_is_scored_as_such(home):
     qkv("train", "r.yaml", "train.average=2", "valid.every=1", "-o", "run", cwd=home)
     lines = [json.loads(line) for line in (home / "run" / "log.jsonl").read_text().splitlines()]
-    found = figures(home / "run")
+    found = final_metrics(home / "run")
     kept = lines[-1] if lines[-1]["averaged"] else next(
         line for line in lines if line["kind"] == "valid" and line["step"] == lines[-1]["best_step"]
     )  # fmt: skip

@@ -16,9 +16,9 @@ import pytest
 from reviews import recipe_text, write_model, write_reviews
 from test_pretraining import OWN, RECIPES, TINY, write_text
 
+from qkv.checkpoints import load
+from qkv.checkpoints.safetensors_io import load_tensors
 from qkv.train import fit, read_recipe
-from qkv.weights import load
-from qkv.weights.file import load_tensors
 
 TWO = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
 STILL = ["model.dropout=0", "model.attention_dropout=0"]

@@ -11,14 +11,14 @@ import torch
 from reviews import recipe_text, shape_of, write_model, write_reviews
 
 from qkv import families, spec
+from qkv.checkpoints import load, save
+from qkv.checkpoints.lora import merge_bundle
+from qkv.checkpoints.safetensors_io import load_tensors
 from qkv.errors import InputError
-from qkv.tasks.task import predict
+from qkv.tasks.base import predict
 from qkv.train import fit, read_recipe
-from qkv.train.task_data import read_part
-from qkv.train.tuning import prepare
-from qkv.weights import load, save
-from qkv.weights.adapters import merged
-from qkv.weights.file import load_tensors
+from qkv.train.workloads.finetuning import build_finetune_workload
+from qkv.train.workloads.task_data import read_split
 
 FAMILIES = ("bert", "gpt2", "roberta", "bart", "t5")
 WAYS = {
@@ -79,8 +79,8 @@ def test_every_family_learns_to_classify(family, home, tmp_path):
     assert finish.values["accuracy"] > 0.9
     loaded = load(tmp_path / "run")
     assert loaded.model.spec.head.labels == ("1", "5")
-    work = prepare(recipe, tmp_path / "nowhere")
-    right = [said == work.task.truth(one) for said, one in zip(predict(work.task, loaded, work.valid), work.valid)]  # noqa: B905
+    work = build_finetune_workload(recipe, tmp_path / "nowhere")
+    right = [said == work.task.gold(one) for said, one in zip(predict(work.task, loaded, work.valid_examples), work.valid_examples)]  # noqa: B905
     assert sum(right) / len(right) == pytest.approx(finish.values["accuracy"])
 
 
@@ -113,20 +113,20 @@ def test_a_frozen_body_does_not_move(way, home, tmp_path):
 def test_features_are_read_from_every_kind_of_body(family, way, home, tmp_path):
     run_all(recipe_of(home, family, *WAYS[way]), tmp_path / "run")
     loaded = load(tmp_path / "run")
-    assert loaded.model.spec.read == way
+    assert loaded.model.spec.feature_layers == way
     with pytest.raises(InputError, match="Hugging Face has no form for that"):
         save(loaded, tmp_path / "out", format="huggingface")
     again = load(tmp_path / "run", head="token", labels=["a", "b", "c"])  # the body goes on under another head
-    assert (again.model.spec.read, again.model.spec.head.outputs) == ("last", 3)
+    assert (again.model.spec.feature_layers, again.model.spec.head.num_outputs) == ("last", 3)
     same = load(tmp_path / "run", head="sequence", labels=["1", "5"])
-    assert ("head.linear.weight" in same.fresh) == (way == "last_four")  # which has no use for vectors of one layer
+    assert ("head.linear.weight" in same.missing_keys) == (way == "last_four")  # which has no use for vectors of one layer
 
 
 def test_epochs_shares_and_validations_become_steps(home, tmp_path):
     recipe = recipe_of(home, "bert", "train={epochs: 1.5, batch_tokens: 256, warmup: 0.5, log_every: 1}", "valid={}")
     records = run_all(recipe, tmp_path / "run")
     note = next(record for record in records if record.kind == "note")
-    epoch = prepare(recipe, tmp_path / "nowhere").in_epoch()
+    epoch = build_finetune_workload(recipe, tmp_path / "nowhere").batches_per_epoch()
     steps = round(1.5 * epoch)
     assert epoch > 2
     assert note.values["steps"] == steps
@@ -161,7 +161,7 @@ def test_smoothing_is_the_loss_of_the_smoothed_labels(home, tmp_path):
         records = run_all(recipe_of(home, "roberta", *changes), tmp_path / str(share))
         first[share] = next(record.values["loss"] for record in records if record.kind == "train")
     assert first[0.4] != first[0.0]
-    assert prepare(recipe_of(home, "bert", "train.smoothing=0.4"), tmp_path).task.smoothing == 0.4
+    assert build_finetune_workload(recipe_of(home, "bert", "train.smoothing=0.4"), tmp_path).task.smoothing == 0.4
 
 
 # ---- adapters -------------------------------------------------------------------------------------------------------
@@ -182,31 +182,31 @@ def test_a_run_with_adapters_is_a_small_file_beside_its_base(adapted, home):
     assert notes["base"] == str(home / "bert")
     assert run_all(read_recipe(adapted / "recipe.yaml"), adapted) == []  # it is finished
     loaded = load(adapted)
-    assert loaded.model.spec.adapters == spec.Adapters(rank=2, dropout=0.1, matrices=("q", "v", "down"))
-    assert loaded.source is not None
+    assert loaded.model.spec.lora == spec.LoraConfig(rank=2, dropout=0.1, target_modules=("q", "v", "down"))
+    assert loaded.source_tokenizer is not None
 
 
 def test_a_merged_model_says_the_same_and_needs_no_base(adapted, home, tmp_path):
     loaded = load(adapted)
-    work = prepare(recipe_of(home, "bert", *WAYS["adapters"]), tmp_path / "nowhere")
-    save(merged(loaded), tmp_path / "ours")
-    save(merged(loaded), tmp_path / "theirs", format="huggingface")
-    from qkv.tasks.task import logits_of
+    work = build_finetune_workload(recipe_of(home, "bert", *WAYS["adapters"]), tmp_path / "nowhere")
+    save(merge_bundle(loaded), tmp_path / "ours")
+    save(merge_bundle(loaded), tmp_path / "theirs", format="huggingface")
+    from qkv.tasks.base import predict_logits
 
-    wanted = [rows for parts in logits_of(work.task, loaded, work.valid) for _, rows in parts]
+    wanted = [rows for parts in predict_logits(work.task, loaded, work.valid_examples) for _, rows in parts]
     for folder in ("ours", "theirs"):
         plain = load(tmp_path / folder)
-        assert plain.model.spec.adapters is None
-        found = [rows for parts in logits_of(work.task, plain, work.valid) for _, rows in parts]
+        assert plain.model.spec.lora is None
+        found = [rows for parts in predict_logits(work.task, plain, work.valid_examples) for _, rows in parts]
         assert max(float((a - b).abs().max()) for a, b in zip(found, wanted, strict=True)) < 1e-5
     with pytest.raises(InputError, match="no adapters to merge"):
-        merged(load(tmp_path / "ours"))
+        merge_bundle(load(tmp_path / "ours"))
     with pytest.raises(InputError, match="merge them"):
         save(loaded, tmp_path / "out", format="huggingface")
 
 
 def test_an_adapted_model_goes_on_under_another_head_with_its_adapters_merged(adapted):
-    plain, again = merged(load(adapted)).model, load(adapted, head="token", labels=["a", "b"]).model
+    plain, again = merge_bundle(load(adapted)).model, load(adapted, head="token", labels=["a", "b"]).model
     assert torch.equal(again.encoder.blocks[0].attention.q.weight, plain.encoder.blocks[0].attention.q.weight)
     assert again.spec.head.kind == "token"
 
@@ -256,7 +256,7 @@ def test_adapters_go_with_every_way_of_training(change, home, tmp_path):
     stopped.close()
     run_all(recipe, tmp_path / "cut")
     assert weights(tmp_path / "cut") == weights(tmp_path / "whole")
-    assert load(tmp_path / "cut").model.spec.adapters is not None
+    assert load(tmp_path / "cut").model.spec.lora is not None
 
 
 # ---- from nothing ---------------------------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ def test_adapters_go_with_every_way_of_training(change, home, tmp_path):
 
 @pytest.mark.parametrize("family", ["bert", "gpt2", "rnn"])
 def test_a_model_is_learned_from_nothing_with_a_tokeniser_of_its_own(family, home, tmp_path):
-    fields = shape_of(family).__dict__ | {"family": family, "size": next(iter(families.family(family).SIZES))}
+    fields = shape_of(family).__dict__ | {"family": family, "size": next(iter(families.get_family(family).SIZES))}
     model = {key: value for key, value in fields.items() if value is not None}
     model.pop("scaled_start", None)
     train = {"steps": 60, "learning_rate": 0.01, "save_every": 10}
@@ -282,11 +282,11 @@ def test_a_model_is_learned_from_nothing_with_a_tokeniser_of_its_own(family, hom
 
 
 def test_a_bilstm_reads_its_states_by_attention_with_a_learned_query():
-    s = families.family("rnn").spec(shape_of("rnn"), source=50, head="sequence", labels=("a", "b", "c"))
+    s = families.get_family("rnn").spec(shape_of("rnn"), source=50, head="sequence", labels=("a", "b", "c"))
     assert (s.decoder, s.target, s.head.outputs) == (None, None, 3)
     assert isinstance(s.head.pool, spec.Attention)
-    assert families.family("rnn").spec(shape_of("rnn"), source=50, head="token").head.kind == "token"
-    assert families.family("rnn").spec(shape_of("rnn")).decoder is not None
+    assert families.get_family("rnn").spec(shape_of("rnn"), source=50, head="token").head.kind == "token"
+    assert families.get_family("rnn").spec(shape_of("rnn")).decoder is not None
 
 
 # ---- folds ----------------------------------------------------------------------------------------------------------
@@ -294,11 +294,11 @@ def test_a_bilstm_reads_its_states_by_attention_with_a_learned_query():
 
 def test_each_example_is_held_out_in_one_fold(home):
     recipe = recipe_of(home, "bert")
-    whole = {one.where for part in ("train", "valid") for one in read_part(recipe.data, part)}
+    whole = {one.where for part in ("train", "valid") for one in read_split(recipe.data, part)}
     seen: list[str] = []
     for number in range(1, 5):
         folded = recipe_of(home, "bert", "data.hold_out={}", f"data.fold=[{number}, 4]")
-        held, rest = ({one.where for one in read_part(folded.data, part)} for part in ("valid", "train"))
+        held, rest = ({one.where for one in read_split(folded.data, part)} for part in ("valid", "train"))
         assert held | rest == whole
         assert not held & rest
         seen += held
@@ -381,13 +381,13 @@ def test_a_model_without_a_tokeniser_is_named(home, tmp_path):
 
 def test_long_and_short_examples_share_batches(home, tmp_path):
     """Sorted by length they would share them with their like, of which labels are too often the same."""
-    work = prepare(recipe_of(home, "bert", "train.batch_tokens=120"), tmp_path / "nowhere")
-    lengths = sorted(one.length for one in work.asked)
+    work = build_finetune_workload(recipe_of(home, "bert", "train.batch_tokens=120"), tmp_path / "nowhere")
+    lengths = sorted(one.length for one in work.features)
     third = len(lengths) // 3
     short, long = lengths[third], lengths[-third]
     assert short < long
     both = 0
-    for _, (_, batch) in zip(range(work.in_epoch()), work.from_place(0, 0), strict=False):
-        sizes = [one.length for one in batch.asked]
+    for _, (_, batch) in zip(range(work.batches_per_epoch()), work.batches_from(0, 0), strict=False):
+        sizes = [one.length for one in batch.features]
         both += min(sizes) <= short and max(sizes) >= long
-    assert both > work.in_epoch() / 2
+    assert both > work.batches_per_epoch() / 2

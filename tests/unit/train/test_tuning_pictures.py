@@ -13,15 +13,15 @@ import torch
 sys.path.append(str(Path(__file__).parents[1] / "data" / "tasks"))
 from small_pictures import NAMES, recipe_of, write_folder, write_idx, write_table
 
-from qkv.data.tasks import read
+from qkv.checkpoints import load, save
+from qkv.data.formats import read
 from qkv.errors import InputError
-from qkv.tasks.task import logits_of, predict
+from qkv.recipe.parse import validate_recipe
+from qkv.tasks.base import predict, predict_logits
 from qkv.train import fit
-from qkv.train.making import made
-from qkv.train.recipe import checked
-from qkv.train.task_data import read_part
-from qkv.train.tuning import prepare
-from qkv.weights import load, save
+from qkv.train.auto_recipe import make_recipe
+from qkv.train.workloads.finetuning import build_finetune_workload
+from qkv.train.workloads.task_data import read_split
 
 LONG = {"steps": 80, "learning_rate": 0.01, "log_every": 50, "save_every": 100}
 
@@ -41,7 +41,7 @@ def learned(home: Path) -> Path:
 
 
 def train(plain: dict[str, Any], folder: Path) -> list[Any]:
-    return list(fit(checked(plain, "here"), folder, device="cpu"))
+    return list(fit(validate_recipe(plain, "here"), folder, device="cpu"))
 
 
 def weights(folder: Path) -> bytes:
@@ -50,11 +50,11 @@ def weights(folder: Path) -> bytes:
 
 def test_a_vit_learns_from_nothing_and_its_run_holds_no_tokeniser(learned: Path, home: Path) -> None:
     loaded = load(learned)
-    assert loaded.source is None
-    assert loaded.images is not None
+    assert loaded.source_tokenizer is None
+    assert loaded.image_processor is not None
     assert loaded.model.spec.head.labels == tuple(sorted(NAMES))
-    work = prepare(checked(recipe_of(home), "here"), Path("/nowhere"))
-    test = read("idx", home, part="test", columns={"names": NAMES})
+    work = build_finetune_workload(validate_recipe(recipe_of(home), "here"), Path("/nowhere"))
+    test = read("idx", home, split="test", columns={"names": NAMES})
     right = [said == one.label for said, one in zip(predict(work.task, loaded, test), test, strict=True)]
     assert sum(right) / len(right) > 0.8
 
@@ -63,7 +63,7 @@ def test_a_vit_learns_from_nothing_and_its_run_holds_no_tokeniser(learned: Path,
 def test_training_on_varied_pictures_resumes_to_the_bit(home: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
     recipe = recipe_of(home, train={"save_every": 1, **changes})
     train(recipe, tmp_path / "whole")
-    stopped = fit(checked(recipe, "here"), tmp_path / "cut", device="cpu")
+    stopped = fit(validate_recipe(recipe, "here"), tmp_path / "cut", device="cpu")
     for _ in range(3):
         next(stopped)
     stopped.close()
@@ -74,25 +74,25 @@ def test_training_on_varied_pictures_resumes_to_the_bit(home: Path, tmp_path: Pa
 
 
 def test_pictures_are_varied_anew_in_every_epoch_and_alike_in_every_part(home: Path) -> None:
-    work = prepare(checked(recipe_of(home), "here"), Path("/nowhere"))
+    work = build_finetune_workload(validate_recipe(recipe_of(home), "here"), Path("/nowhere"))
     seen: list[dict[int, torch.Tensor]] = []
     for epoch in (0, 1):
         seen.append({})
-        for _, batch in islice(work.from_place(epoch, 0), work.in_epoch()):
-            whole = work.prepare(batch, 1).source.values
-            assert torch.equal(torch.cat([work.prepare(part, 9).source.values for part in batch.split(3)]), whole)
-            seen[-1] |= {one.example: values for one, values in zip(batch.asked, whole, strict=True)}
+        for _, batch in islice(work.batches_from(epoch, 0), work.batches_per_epoch()):
+            whole = work.collate(batch, 1).source.values
+            assert torch.equal(torch.cat([work.collate(part, 9).source.values for part in batch.split(3)]), whole)
+            seen[-1] |= {one.example_index: values for one, values in zip(batch.features, whole, strict=True)}
     same = [torch.equal(seen[0][number], seen[1][number]) for number in seen[1]]
-    assert len(same) == len(work.asked)
+    assert len(same) == len(work.features)
     assert sum(same) < len(same) / 4
 
 
 def test_other_pictures_are_other_training_data(home: Path, tmp_path: Path) -> None:
     recipe = recipe_of(home, train={"save_every": 1})
-    digests = {prepare(checked(recipe, "here"), tmp_path).digest() for _ in range(2)}
+    digests = {build_finetune_workload(validate_recipe(recipe, "here"), tmp_path).fingerprint() for _ in range(2)}
     assert len(digests) == 1
     other = write_idx(tmp_path / "other", {"t10k": 1, "train": 90})
-    assert prepare(checked(recipe_of(other), "here"), tmp_path).digest() not in digests
+    assert build_finetune_workload(validate_recipe(recipe_of(other), "here"), tmp_path).fingerprint() not in digests
 
 
 @pytest.mark.parametrize("format", ["qkv", "huggingface"])
@@ -100,10 +100,10 @@ def test_out_and_in_again_says_the_same_of_the_same_pictures(learned: Path, home
     loaded = load(learned)
     save(loaded, tmp_path / "out", format)
     again = load(tmp_path / "out")
-    task = prepare(checked(recipe_of(home), "here"), Path("/nowhere")).task
-    test = read("idx", home, part="test")
+    task = build_finetune_workload(validate_recipe(recipe_of(home), "here"), Path("/nowhere")).task
+    test = read("idx", home, split="test")
     test = [one.__class__(one.picture, one.where) for one in test]
-    ours, theirs = (logits_of(task, one, test) for one in (loaded, again))
+    ours, theirs = (predict_logits(task, one, test) for one in (loaded, again))
     assert all(torch.equal(a[0][1], b[0][1]) for a, b in zip(ours, theirs, strict=True))
     assert again.model.spec.head.labels == tuple(sorted(NAMES))
 
@@ -113,9 +113,9 @@ def test_transformers_reads_what_was_learned_here(learned: Path, home: Path, tmp
     save(load(learned), tmp_path / "out", "huggingface")
     theirs = transformers.ViTForImageClassification.from_pretrained(tmp_path / "out").eval()
     processor = transformers.ViTImageProcessorPil.from_pretrained(tmp_path / "out")
-    test = [one.__class__(one.picture, one.where) for one in read("idx", home, part="test")]
-    task = prepare(checked(recipe_of(home), "here"), Path("/nowhere")).task
-    ours = torch.cat([parts[0][1] for parts in logits_of(task, load(learned), test)])
+    test = [one.__class__(one.picture, one.where) for one in read("idx", home, split="test")]
+    task = build_finetune_workload(validate_recipe(recipe_of(home), "here"), Path("/nowhere")).task
+    ours = torch.cat([parts[0][1] for parts in predict_logits(task, load(learned), test)])
     with torch.no_grad():
         given = processor(
             [one.picture[..., None] for one in test], return_tensors="pt", input_data_format="channels_last"
@@ -140,12 +140,12 @@ def test_a_checkpoint_goes_on_under_a_fresh_head_with_its_own_means(
     assert note.samples[0] == "24 training and 6 validation examples"
     loaded = load(tmp_path / "run")
     assert loaded.model.spec.head.labels == ("dark", "striped", "white")
-    assert loaded.images == load(learned).images
+    assert loaded.image_processor == load(learned).image_processor
 
 
 def test_a_table_of_ones_own_pictures_makes_a_recipe(learned: Path, tmp_path: Path) -> None:
     table = write_table(tmp_path / "mine.csv", write_folder(tmp_path / "pictures", 40))
-    raw = made("picture", str(table), str(learned), ["train.steps=3"])
+    raw = make_recipe("picture", str(table), str(learned), ["train.steps=3"])
     assert raw["data"]["format"] == "images"
     assert raw["data"]["hold_out"] == {"valid": 0.1}
     assert raw["train"]["batch_tokens"] == 3 * 17  # ten steps an epoch of what is not held out
@@ -160,18 +160,18 @@ def test_a_folder_says_itself_how_its_pictures_are_written(tmp_path: Path, kind:
         write_folder(tmp_path / "train" if kind == "parts" else tmp_path)
     if kind == "parts":
         write_folder(tmp_path / "val", 6)
-    raw = made("picture", str(tmp_path), None, ["model.family=vit", "model.image=8", "model.patch=4"])
+    raw = make_recipe("picture", str(tmp_path), None, ["model.family=vit", "model.image=8", "model.patch=4"])
     assert raw["data"]["format"] == wanted
     assert ("hold_out" in raw["data"]) == (kind != "parts")
 
 
 def test_pictures_are_held_out_by_what_they_show(home: Path, tmp_path: Path) -> None:
-    recipe = checked(recipe_of(home), "here")
-    held, rest = (read_part(recipe.data, part) for part in ("valid", "train"))
+    recipe = validate_recipe(recipe_of(home), "here")
+    held, rest = (read_split(recipe.data, part) for part in ("valid", "train"))
     assert len(held) + len(rest) == 90
     assert 9 < len(held) < 36
     elsewhere = write_idx(tmp_path / "again", {"train": 90}, packed=True)
-    again = read_part(checked(recipe_of(elsewhere), "here").data, "valid")
+    again = read_split(validate_recipe(recipe_of(elsewhere), "here").data, "valid")
     assert [one.content() for one in again] == [one.content() for one in held]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from qkv import Loaded, build, save
+from qkv import ModelBundle, build, save
 from qkv.families import bert
 
 WORDS = [
@@ -26,16 +26,16 @@ WORDS = [
     "##happy",
     "##ly",
 ]
-SHAPE = bert.Shape(width=12, heads=2, layers=2, hidden=16, length=16)
+SHAPE = bert.Config(d_model=12, heads=2, layers=2, d_ff=16, max_length=16)
 
 
 def checkpoint(folder: Path, head: str = "masked_lm", labels: tuple[str, ...] = ("bad", "good", "so so")) -> Path:
     """Under any of BERT's heads, with vocab.txt for a tokeniser."""
     torch.manual_seed(3)
-    model = build(bert.spec(SHAPE, source=len(WORDS), head=head, labels=labels))
+    model = build(bert.make_spec(SHAPE, source_vocab_size=len(WORDS), head=head, labels=labels))
     for parameter in model.parameters():
         parameter.data.add_(torch.randn_like(parameter) * 0.3)
-    save(Loaded(model.eval()), folder, "huggingface")
+    save(ModelBundle(model.eval()), folder, "huggingface")
     (folder / "vocab.txt").write_text("\n".join(WORDS) + "\n")
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer", "do_lower_case": true}')
     return folder

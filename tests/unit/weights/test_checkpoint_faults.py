@@ -69,7 +69,7 @@ def test_a_missing_shard(folder: Path) -> None:
     index = {"weight_map": {key: file for file, keys in halves.items() for key in keys}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     (folder / "model.safetensors").unlink()
-    assert qkv.load(folder).fresh == ()  # whole: the shards load
+    assert qkv.load(folder).missing_keys == ()  # whole: the shards load
     (folder / "model-00002-of-00002.safetensors").unlink()
     must_refuse(folder, "model-00002-of-00002.safetensors", "shard is missing")
 
@@ -245,15 +245,15 @@ def test_weights_that_are_no_floating_point_numbers(folder: Path) -> None:
 def test_another_tasks_last_layer_does_not_become_the_new_heads(tmp_path: Path) -> None:
     checkpoint(tmp_path / "tagger", "token")
     loaded = qkv.load(tmp_path / "tagger", head="sequence", labels=["a", "b", "c"])
-    assert {"head.linear.bias", "head.linear.weight"} <= set(loaded.fresh)
-    assert set(loaded.unused) == {"classifier.bias", "classifier.weight"}
+    assert {"head.linear.bias", "head.linear.weight"} <= set(loaded.missing_keys)
+    assert set(loaded.unexpected_keys) == {"classifier.bias", "classifier.weight"}
 
 
 def test_other_labels_give_a_fresh_last_layer_and_as_many_keep_it(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path / "judge", "sequence")
-    assert qkv.load(folder, head="sequence", labels=["a", "b"]).fresh == ("head.linear.bias", "head.linear.weight")
+    assert qkv.load(folder, head="sequence", labels=["a", "b"]).missing_keys == ("head.linear.bias", "head.linear.weight")
     renamed = qkv.load(folder, head="sequence", labels=["a", "b", "c"])
-    assert (renamed.fresh, renamed.model.spec.head.labels) == ((), ("a", "b", "c"))
+    assert (renamed.missing_keys, renamed.model.spec.head.labels) == ((), ("a", "b", "c"))
 
 
 @pytest.mark.parametrize("first", ["qkv", "huggingface"])

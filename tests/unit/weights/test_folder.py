@@ -9,23 +9,23 @@ import pytest
 import torch
 
 from qkv import families
+from qkv.checkpoints import ModelBundle, load, save
+from qkv.checkpoints.model_folder import unique_state_dict
+from qkv.checkpoints.safetensors_io import average_checkpoints, load_tensors, save_tensors
 from qkv.errors import InputError
-from qkv.files import write_whole
+from qkv.files import atomic_write
 from qkv.nn import build
-from qkv.nn.model import hollow
-from qkv.text.tokeniser import train_tokeniser
-from qkv.weights import Loaded, load, save
-from qkv.weights.file import average, load_tensors, save_tensors
-from qkv.weights.folder import state
+from qkv.nn.model import build_on_meta
+from qkv.tokenization.tokenizer import train_tokenizer
 
 sys.path.append(str(Path(__file__).parents[1] / "decode"))
 from writers import sources, tiny
 
 
-@pytest.fixture(params=[n for n in families.names() if not hasattr(families.family(n), "HUGGING_FACE")])
+@pytest.fixture(params=[n for n in families.names() if not hasattr(families.get_family(n), "HUGGING_FACE")])
 def loaded(request):
-    letters = train_tokeniser("character", ["abcde"])  # 4 specials and 5 letters: the tiny models' vocabulary
-    return Loaded(tiny(request.param, vocabulary=9), letters, letters)
+    letters = train_tokenizer("character", ["abcde"])  # 4 specials and 5 letters: the tiny models' vocabulary
+    return ModelBundle(tiny(request.param, vocabulary=9), letters, letters)
 
 
 def test_a_model_saved_and_loaded_gives_the_same_logits(loaded, tmp_path):
@@ -44,18 +44,18 @@ def test_saving_what_was_loaded_writes_the_same_bytes(loaded, tmp_path):
 
 
 def test_tied_weights_are_saved_once_and_tied_again(tmp_path):
-    module = families.family("transformer")
+    module = families.get_family("transformer")
     shape = module.Shape(width=8, heads=2, layers=1, hidden=8, shared=True)
     model = build(module.spec(shape, source=9, target=9))
-    assert sum(name.endswith("tokens.weight") for name in state(model)) == 1
-    letters = train_tokeniser("character", ["abcde"])
-    save(Loaded(model, letters, letters), tmp_path)
+    assert sum(name.endswith("tokens.weight") for name in unique_state_dict(model)) == 1
+    letters = train_tokenizer("character", ["abcde"])
+    save(ModelBundle(model, letters, letters), tmp_path)
     again = load(tmp_path).model
-    assert again.source.tokens.weight is again.target.tokens.weight is again.head.linear.weight
+    assert again.source_embedding.tokens.weight is again.target_embedding.tokens.weight is again.head.linear.weight
 
 
 def test_a_hollow_model_takes_no_memory(loaded):
-    assert all(p.device.type == "meta" for p in hollow(loaded.model.spec).parameters())
+    assert all(p.device.type == "meta" for p in build_on_meta(loaded.model.spec).parameters())
 
 
 def test_a_write_that_fails_leaves_the_earlier_file_and_no_other(tmp_path):
@@ -69,14 +69,14 @@ def test_a_write_that_fails_leaves_the_earlier_file_and_no_other(tmp_path):
     with pytest.raises(
         InputError, match=r"a\.txt: cannot be saved: No space left on device; the earlier file is intact"
     ):
-        write_whole(path, fail)
+        atomic_write(path, fail)
     assert [p.read_text() for p in tmp_path.iterdir()] == ["earlier"]
 
 
 def test_an_average_is_the_mean_of_its_checkpoints(tmp_path):
     for i in range(3):
         save_tensors(tmp_path / f"{i}", {"w": torch.full((2,), float(i**2))})
-    mean = average([tmp_path / f"{i}" for i in range(3)])
+    mean = average_checkpoints([tmp_path / f"{i}" for i in range(3)])
     torch.testing.assert_close(mean["w"], torch.full((2,), 5 / 3))
 
 

@@ -4,7 +4,18 @@ import pytest
 import torch
 
 from qkv import InputError, families
-from qkv.weights.rules import Copy, Drop, Moving, Rename, Split, Tie, Transpose, inward, outward, rule_for
+from qkv.families.hf.rules import (
+    Drop,
+    ExportDuplicate,
+    Rename,
+    Split,
+    TensorRule,
+    Tie,
+    Transpose,
+    find_rule,
+    from_hf,
+    to_hf,
+)
 
 RULES = (
     Rename("layer.{i}.norm.{p}", "blocks.{i}.norm.{p}"),
@@ -26,62 +37,62 @@ def theirs() -> dict[str, torch.Tensor]:
 
 def test_out_is_the_inverse_of_in() -> None:
     before = theirs()
-    after = outward(RULES, inward(RULES, before, "here"))
+    after = to_hf(RULES, from_hf(RULES, before, "here"))
     assert after.keys() == before.keys() - {"mask"}
     assert all(torch.equal(after[name], before[name]) for name in after)
 
 
 def test_a_split_gives_the_parts_of_the_outputs_in_order() -> None:
     given = theirs()
-    found = inward(RULES, given, "here")
+    found = from_hf(RULES, given, "here")
     whole = given["layer.11.in.weight"].T
     assert torch.equal(torch.cat([found["blocks.11.q.weight"], found["blocks.11.k.weight"]]), whole)
 
 
 def test_nothing_is_copied_on_the_way_in() -> None:
     given = theirs()
-    found = inward(RULES, given, "here")
+    found = from_hf(RULES, given, "here")
     kept = {tensor.untyped_storage().data_ptr() for tensor in given.values()}
     assert {tensor.untyped_storage().data_ptr() for tensor in found.values()} <= kept
 
 
 def test_a_key_that_no_rule_takes_is_named() -> None:
     with pytest.raises(InputError, match=r"here: holds 'layer\.x\.norm\.weight'"):
-        inward(RULES, theirs() | {"layer.x.norm.weight": torch.zeros(3)}, "here")
+        from_hf(RULES, theirs() | {"layer.x.norm.weight": torch.zeros(3)}, "here")
 
 
 def test_a_part_of_ours_that_has_no_name_of_theirs_is_named() -> None:
     with pytest.raises(InputError, match=r"'head\.extra'"):
-        outward(RULES, inward(RULES, theirs(), "here") | {"head.extra": torch.zeros(1)})
+        to_hf(RULES, from_hf(RULES, theirs(), "here") | {"head.extra": torch.zeros(1)})
 
 
 def test_half_of_what_they_keep_in_one_tensor_is_refused() -> None:
-    ours = inward(RULES, theirs(), "here")
+    ours = from_hf(RULES, theirs(), "here")
     del ours["blocks.0.k.bias"]
     with pytest.raises(InputError, match=r"blocks\.0\.k\.bias"):
-        outward(RULES, ours)
+        to_hf(RULES, ours)
 
 
 def test_a_tensor_that_does_not_divide_is_named() -> None:
     with pytest.raises(InputError, match=r"'layer\.0\.in\.bias'.*does not divide into 2"):
-        inward(RULES, {"layer.0.in.bias": torch.zeros(7)}, "here")
+        from_hf(RULES, {"layer.0.in.bias": torch.zeros(7)}, "here")
 
 
 def test_a_tied_copy_that_differs_is_refused() -> None:
     given = theirs()
-    inward(RULES, given | {"again.weight": given["layer.0.norm.weight"].clone()}, "here")
+    from_hf(RULES, given | {"again.weight": given["layer.0.norm.weight"].clone()}, "here")
     with pytest.raises(InputError, match="are one tensor"):
-        inward(RULES, given | {"again.weight": given["layer.0.norm.weight"] + 1}, "here")
+        from_hf(RULES, given | {"again.weight": given["layer.0.norm.weight"] + 1}, "here")
 
 
 def test_a_copy_is_written_and_never_read() -> None:
-    rules = (Rename("inner", "ours"), Copy("outer", "inner"))
-    assert inward(rules, {"inner": torch.ones(2), "outer": torch.zeros(2)}, "here").keys() == {"ours"}
-    found = outward(rules, {"ours": torch.ones(2)})
+    rules = (Rename("inner", "ours"), ExportDuplicate("outer", "inner"))
+    assert from_hf(rules, {"inner": torch.ones(2), "outer": torch.zeros(2)}, "here").keys() == {"ours"}
+    found = to_hf(rules, {"ours": torch.ones(2)})
     assert torch.equal(found["outer"], found["inner"])
 
 
-FORMS = [f.HUGGING_FACE for f in map(families.family, families.names()) if hasattr(f, "HUGGING_FACE")]
+FORMS = [f.HUGGING_FACE for f in map(families.get_family, families.names()) if hasattr(f, "HUGGING_FACE")]
 
 
 @pytest.mark.parametrize("form", FORMS, ids=[form.model_type for form in FORMS])
@@ -91,7 +102,7 @@ def test_each_key_of_a_family_meets_exactly_one_rule(form: object) -> None:
             rules = (*form.body, *table.get(head, ()))  # type: ignore[attr-defined]
             keys = [rule.theirs.replace("{i}", "3").replace("{p}", "weight") for rule in rules]
             for rule, key in zip(rules, keys, strict=True):
-                takers = [other for other in rules if rule_for([other], key)]
+                takers = [other for other in rules if find_rule([other], key)]
                 assert takers == [rule], f"{key} under {head}: {takers}"
-            ours = [name for rule in rules if isinstance(rule, Moving) for name in rule.names]
+            ours = [name for rule in rules if isinstance(rule, TensorRule) for name in rule.qkv_names]
             assert len(ours) == len(set(ours)), f"two rules fill one parameter under {head}"

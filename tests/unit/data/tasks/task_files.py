@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from qkv.data.tasks import read
+from qkv.data.formats import read
 from qkv.errors import InputError
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from task_files import json_lines, refused, written
 
-from qkv.data.examples import Choice
-from qkv.data.tasks import read
+from qkv.data.examples import MultipleChoiceExample
+from qkv.data.formats import read
 
 SWAG = ",video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3"
 SWAG_ROW = '0,anetv_1,10,He sits. He,He sits.,He,gold,"runs, fast.",eats.,sleeps.,leaves.'
@@ -30,19 +30,19 @@ PLAIN = {"id": "Mercury_1", "question": "Why?", "choices": ["heat", "cold"], "an
 def test_swag_has_a_sentence_a_beginning_and_four_endings(tmp_path: Path) -> None:
     path = written(tmp_path / "train.csv", f"{SWAG},label\n{SWAG_ROW},2\n")
     endings = ("runs, fast.", "eats.", "sleeps.", "leaves.")
-    assert read("swag", tmp_path, part="train") == [Choice("He sits.", endings, 2, f"{path}:2", "He")]
+    assert read("swag", tmp_path, split="train") == [MultipleChoiceExample("He sits.", endings, 2, f"{path}:2", "He")]
 
 
 def test_swags_test_file_has_no_labels(tmp_path: Path) -> None:
     written(tmp_path / "test.csv", f"{SWAG}\n{SWAG_ROW}\n")
-    assert [one.right for one in read("swag", tmp_path, part="test")] == [None]
+    assert [one.right for one in read("swag", tmp_path, split="test")] == [None]
 
 
 @pytest.mark.parametrize("record", [OFFICIAL, HUB, PLAIN])
 @pytest.mark.parametrize("format", ["arc", "commonsense_qa"])
 def test_the_three_forms_of_an_exam_are_one_choice(tmp_path: Path, record: dict[str, Any], format: str) -> None:
     path = json_lines(tmp_path / "a.jsonl", record)
-    assert read(format, path) == [Choice("Why?", ("heat", "cold"), 1, f"{path}:1", id="Mercury_1")]
+    assert read(format, path) == [MultipleChoiceExample("Why?", ("heat", "cold"), 1, f"{path}:1", id="Mercury_1")]
 
 
 @pytest.mark.parametrize("record", [OFFICIAL, HUB, PLAIN])
@@ -54,7 +54,7 @@ def test_an_exam_without_its_key_has_no_right_option(tmp_path: Path, record: dic
 def test_a_persons_own_table_names_its_columns(tmp_path: Path) -> None:
     path = written(tmp_path / "mine.csv", "q,a,b,c,right\nWhy?,x,y,z,2\n")
     columns = {"context": "q", "options": "a,b,c", "answer": "right"}
-    assert read("choices", path, columns=columns) == [Choice("Why?", ("x", "y", "z"), 2, f"{path}:2")]
+    assert read("choices", path, columns=columns) == [MultipleChoiceExample("Why?", ("x", "y", "z"), 2, f"{path}:2")]
     path = json_lines(tmp_path / "mine.jsonl", PLAIN)
     assert read("choices", path)[0].right == 1
 

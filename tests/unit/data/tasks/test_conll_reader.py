@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from task_files import json_lines, refused, tabs, written
 
-from qkv.data.tasks import read
+from qkv.data.formats import read
 from qkv.errors import InputError
 
 CONLL_2003 = """-DOCSTART- -X- -X- O
@@ -158,7 +158,7 @@ EWT = """# newdoc id = weblog-1
 
 def test_ranges_empty_nodes_and_comments_are_understood(tmp_path: Path) -> None:
     path = written(tmp_path / "en_ewt-ud-train.conllu", tabs(*EWT.split("\n")) + "\n")
-    (sentence,) = read("conllu", tmp_path, part="train")
+    (sentence,) = read("conllu", tmp_path, split="train")
     assert sentence.words == ("She", "does", "n't", "want", "(", "it", ")", ".")
     assert sentence.tags == ("PRON", "AUX", "PART", "VERB", "PUNCT", "PRON", "PUNCT", "PUNCT")
     assert sentence.text == "She doesn't want (it)."

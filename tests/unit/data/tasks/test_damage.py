@@ -19,7 +19,7 @@ from test_published_readers import CLINC, turn
 from test_squad_reader import WHO, squad
 from test_superglue_reader import RECORDS
 
-from qkv.data.tasks import FORMATS, read
+from qkv.data.formats import FORMATS, read
 from qkv.errors import InputError
 
 FLAT = {"id": "q", "question": "Who?", "context": "Ada.", "answers": {"text": ["Ada"], "answer_start": [0]}}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from task_files import refused, written
 
-from qkv.data.tasks import FORMATS, read, settings_of
+from qkv.data.formats import FORMATS, read, reader_options
 from qkv.errors import InputError
 
 
@@ -21,8 +21,8 @@ def test_every_task_of_glue_and_superglue_is_there() -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_format_says_what_it_is_in_a_line(name: str) -> None:
-    assert FORMATS[name].says
-    assert len(f"{name} {FORMATS[name].says}") < 100
+    assert FORMATS[name].description
+    assert len(f"{name} {FORMATS[name].description}") < 100
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -62,9 +62,9 @@ def test_an_unknown_column_gets_the_nearest_or_is_told_that_there_are_none(tmp_p
 
 
 def test_the_settings_of_a_format_are_what_its_reader_takes() -> None:
-    assert settings_of("csv") == ["text", "label", "second", "id", "group", "header", "number", "separator"]
-    assert settings_of("conllu") == ["tag"]
-    assert settings_of("glue:RTE") == settings_of("clinc") == []
+    assert reader_options("csv") == ["text", "label", "second", "id", "group", "header", "number", "separator"]
+    assert reader_options("conllu") == ["tag"]
+    assert reader_options("glue:RTE") == reader_options("clinc") == []
 
 
 # Folders
@@ -92,4 +92,4 @@ def test_several_files_for_a_part_are_listed(tmp_path: Path) -> None:
 def test_a_file_called_exactly_after_its_part_comes_before_others(tmp_path: Path) -> None:
     written(tmp_path / "train.csv", "text,label\na,x\n")
     written(tmp_path / "train_full.csv", "")
-    assert len(read("csv", tmp_path, part="train")) == 1
+    assert len(read("csv", tmp_path, split="train")) == 1

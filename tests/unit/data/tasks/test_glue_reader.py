@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from task_files import refused, tabs, written
 
-from qkv.data.examples import Labelled
-from qkv.data.tasks import glue, read
+from qkv.data.examples import TextExample
+from qkv.data.formats import glue, read
 from qkv.errors import InputError
 
 MNLI = "index|promptID|pairID|genre|sentence1_binary_parse|sentence2_binary_parse|sentence1_parse|sentence2_parse"
@@ -97,27 +97,27 @@ def test_each_file_is_found_by_its_part_and_read(tmp_path: Path, name: str) -> N
     task, part = name.split()
     path = written(tmp_path / file, tabs(*rows))
     where = f"{path}:{1 if file in ('CoLA/train.tsv', 'CoLA/dev.tsv') else 2}"
-    expected = Labelled(text, where, second, label, id=id)
-    assert read(f"glue:{task}", tmp_path, part=part)[0] == expected  # the folder of all tasks
-    assert read(f"glue:{task}", path.parent, part=part)[0] == expected  # the task's own
+    expected = TextExample(text, where, second, label, id=id)
+    assert read(f"glue:{task}", tmp_path, split=part)[0] == expected  # the folder of all tasks
+    assert read(f"glue:{task}", path.parent, split=part)[0] == expected  # the task's own
 
 
 def test_validation_is_another_word_for_dev(tmp_path: Path) -> None:
     written(tmp_path / "dev.tsv.gz", gzip.compress(tabs("sentence|label", "a|0").encode()))
-    assert read("glue:SST-2", tmp_path, part="validation") == read("glue:SST-2", tmp_path, part="dev")
+    assert read("glue:SST-2", tmp_path, split="validation") == read("glue:SST-2", tmp_path, split="dev")
 
 
 def test_microsofts_own_file_of_mrpc_is_read(tmp_path: Path) -> None:
     header = "\ufeffQuality|#1 ID|#2 ID|#1 String|#2 String"
     written(tmp_path / "msr_paraphrase_test.txt", tabs(header, "0|1|2|A|B").replace("\n", "\r\n"))
-    (example,) = read("glue:MRPC", tmp_path, part="test")
+    (example,) = read("glue:MRPC", tmp_path, split="test")
     assert (example.second, example.label) == ("B", "not_equivalent")
 
 
 def test_the_diagnostic_set_with_its_labels_is_read_too(tmp_path: Path) -> None:
     header = "Lexical Semantics|Predicate-Argument Structure|Logic|Knowledge|Domain|Premise|Hypothesis|Label"
     path = written(tmp_path / "diagnostic-full.tsv", tabs(header, "||Negation||News|A.|B.|contradiction"))
-    assert read("glue:AX", tmp_path, part="test") == [Labelled("A.", f"{path}:2", "B.", "contradiction")]
+    assert read("glue:AX", tmp_path, split="test") == [TextExample("A.", f"{path}:2", "B.", "contradiction")]
 
 
 def test_the_short_lines_of_qqp_are_dropped_and_said(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_a_folder_without_the_parts_file_says_what_is_in_it(tmp_path: Path) -> N
 
 
 def test_a_submission_has_the_servers_name_indices_and_labels(tmp_path: Path) -> None:
-    examples = [Labelled("a", "f:2", id="10"), Labelled("b", "f:3", id="11")]
+    examples = [TextExample("a", "f:2", id="10"), TextExample("b", "f:3", id="11")]
     path = glue.write_submission(tmp_path, "SST-2", examples, ["positive", "negative"])
     assert path == tmp_path / "SST-2.tsv"
     assert path.read_text() == "index\tprediction\n10\t1\n11\t0\n"
@@ -179,7 +179,7 @@ def test_a_submission_has_the_servers_name_indices_and_labels(tmp_path: Path) ->
 
 
 def test_a_submission_that_the_server_would_refuse_is_not_written(tmp_path: Path) -> None:
-    example = Labelled("a", "f:2", id="0")
+    example = TextExample("a", "f:2", id="0")
     for task, predictions, complaint in (
         ("SST-2", ["1"], "f:2: prediction '1' is none of negative, positive"),
         ("SST-2", [], "0 predictions for 1 examples"),

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from task_files import json_lines, refused, written
 
-from qkv.data.pair import Example, Pair
-from qkv.data.tasks import read
+from qkv.data.formats import read
+from qkv.data.pair import Pair, SourceWithReferences
 from qkv.errors import InputError
 
 
@@ -37,14 +37,14 @@ def test_scitldr_joins_the_sentences_and_keeps_every_reference(tmp_path: Path) -
     record = {"source": ["We do.", "It works."], "source_labels": [0, 1], "rouge_scores": [0.1, 0.2]}
     record |= {"paper_id": "x", "target": ["It works.", "We do it.", "It works."], "title": "T"}
     path = json_lines(tmp_path / "dev.jsonl", record)
-    expected = Example("We do. It works.", ("It works.", "We do it."), f"{path}:1")
-    assert read("scitldr", tmp_path, part="dev") == [expected]
+    expected = SourceWithReferences("We do. It works.", ("It works.", "We do it."), f"{path}:1")
+    assert read("scitldr", tmp_path, split="dev") == [expected]
 
 
 def test_summaries_are_read_out_of_any_table(tmp_path: Path) -> None:
     path = written(tmp_path / "mine.csv", 'article,highlights\n"Long\ntext.",Short.\n')
     columns = {"source": "article", "target": "highlights"}
-    assert read("summaries", path, columns=columns) == [Example("Long\ntext.", ("Short.",), f"{path}:2")]
+    assert read("summaries", path, columns=columns) == [SourceWithReferences("Long\ntext.", ("Short.",), f"{path}:2")]
 
 
 def test_a_document_without_a_summary_is_named(tmp_path: Path) -> None:

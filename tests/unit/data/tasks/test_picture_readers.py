@@ -12,8 +12,8 @@ from PIL import Image
 from small_pictures import NAMES, idx_bytes, pictures, write_folder, write_idx, write_table
 from task_files import refused, written
 
-from qkv.data.examples import Pictured
-from qkv.data.tasks import has_parts, read
+from qkv.data.examples import ImageExample
+from qkv.data.formats import has_splits, read
 
 TRAIN, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
 
@@ -26,7 +26,7 @@ def test_every_picture_of_an_idx_file_has_its_bytes_and_its_label(tmp_path: Path
     write_idx(tmp_path, packed=packed)
     for part, seed, count in (("train", 1, 90), ("test", 2, 30)):
         drawn, labels = pictures(count, seed)
-        found = read("idx", tmp_path, part=part, columns={"names": NAMES})
+        found = read("idx", tmp_path, split=part, columns={"names": NAMES})
         assert np.array_equal(np.stack([one.picture for one in found]), drawn)
         assert [one.label for one in found] == [NAMES[label] for label in labels]
 
@@ -102,14 +102,14 @@ def test_a_folder_a_class_gives_its_names_as_labels(tmp_path: Path, kind: str) -
     written(tmp_path / ".cache" / "a.png", "no picture")
     found = read("images", tmp_path)
     assert [(one.picture.parent.name, one.label) for one in found] == [(n, n) for n in sorted(NAMES) for _ in range(4)]
-    assert not has_parts("images", tmp_path)
+    assert not has_splits("images", tmp_path)
 
 
 def test_a_folder_of_parts_is_read_part_by_part(tmp_path: Path) -> None:
     for name, count in (("train", 12), ("val", 6)):
         write_folder(tmp_path / name, count)
-    assert has_parts("images", tmp_path)
-    assert [len(read("images", tmp_path, part=part)) for part in ("train", "dev", "valid")] == [12, 6, 6]
+    assert has_splits("images", tmp_path)
+    assert [len(read("images", tmp_path, split=part)) for part in ("train", "dev", "valid")] == [12, 6, 6]
     refused(str(tmp_path), "no folder test for the part 'test'; in it: train, val", "images", tmp_path, part="test")
 
 
@@ -146,7 +146,7 @@ def test_the_content_of_a_picture_does_not_depend_on_its_place(tmp_path: Path) -
     first, second = pictures(2)[0]
     Image.fromarray(first).save(tmp_path / "a.png")
     Image.fromarray(first).save(tmp_path / "b.png")
-    of = [Pictured(one, "x", "y").content() for one in (first, first.copy(), second, first.reshape(4, 16))]
+    of = [ImageExample(one, "x", "y").content_hash() for one in (first, first.copy(), second, first.reshape(4, 16))]
     assert of[0] == of[1]
     assert len(set(of)) == 3
-    assert Pictured(tmp_path / "a.png", "a").content() == Pictured(tmp_path / "b.png", "b").content()
+    assert ImageExample(tmp_path / "a.png", "a").content_hash() == ImageExample(tmp_path / "b.png", "b").content_hash()

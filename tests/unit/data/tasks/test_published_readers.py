@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from task_files import refused, tabs, written
 
-from qkv.data.examples import Labelled
-from qkv.data.tasks import read
-from qkv.data.tasks.formats import named
+from qkv.data.examples import TextExample
+from qkv.data.formats import read
+from qkv.data.formats.registry import get_format
 
 CLINC = {"oos_val": [["a show", "oos"]], "val": [["hi", "greeting"]], "train": [["hello", "greeting"], ["pay", "bill"]]}
 CLINC |= {"oos_train": [["x", "oos"]]}
@@ -20,13 +20,13 @@ CLINC |= {"oos_train": [["x", "oos"]]}
 def test_clinc_has_all_parts_in_one_file(tmp_path: Path) -> None:
     path = written(tmp_path / "data_full.json", json.dumps(CLINC, indent=4))
     assert read("clinc", tmp_path) == [
-        Labelled("hello", f"{path}: train 1", label="greeting"),
-        Labelled("pay", f"{path}: train 2", label="bill"),
+        TextExample("hello", f"{path}: train 1", label="greeting"),
+        TextExample("pay", f"{path}: train 2", label="bill"),
     ]
-    assert [one.where for one in read("clinc", path, part="dev")] == [f"{path}: val 1"]
-    assert [one.label for one in read("clinc", tmp_path, part="train+oos_train")] == ["greeting", "bill", "oos"]
+    assert [one.where for one in read("clinc", path, split="dev")] == [f"{path}: val 1"]
+    assert [one.label for one in read("clinc", tmp_path, split="train+oos_train")] == ["greeting", "bill", "oos"]
     refused(str(path), "no part 'oos_test' in it; did you mean", "clinc", path, part="oos_test")
-    assert not named("clinc").in_folders(tmp_path)
+    assert not get_format("clinc").splits_in_folders(tmp_path)
 
 
 def test_a_bad_record_of_clinc_is_named_by_its_number(tmp_path: Path) -> None:
@@ -39,8 +39,8 @@ def test_goemotions_gets_the_names_of_its_labels_beside_it(tmp_path: Path) -> No
     path = written(tmp_path / "train.tsv", tabs('"Great" food|0,2|eebbqej', "meh|1|ed00q6i"))
     assert [one.label for one in read("goemotions", path)] == [("0", "2"), ("1",)]
     written(tmp_path / "labels.txt", "joy\nneutral\nlove\n")
-    first, second = read("goemotions", tmp_path, part="train")
-    assert first == Labelled('"Great" food', f"{path}:1", label=("joy", "love"), id="eebbqej")
+    first, second = read("goemotions", tmp_path, split="train")
+    assert first == TextExample('"Great" food', f"{path}:1", label=("joy", "love"), id="eebbqej")
     assert second.label == ("neutral",)
 
 
@@ -69,10 +69,10 @@ def test_restaurant8k_has_spans_of_slots(tmp_path: Path) -> None:
     people, date = ("people", {"endIndex": 1}), ("date", {"startIndex": 5, "endIndex": 10})  # they leave a zero out
     records = [turn("5 on Friday", people, date, context={"requestedSlots": ["people"]}), {"userInput": {"text": "hi"}}]
     path = written(tmp_path / "train_0.json", json.dumps(records, indent=4))
-    first, second = read("restaurant8k", tmp_path, part="train")
+    first, second = read("restaurant8k", tmp_path, split="train")
     assert [(span.name, first.marked(span)) for span in first.spans] == [("people", "5"), ("date", "Frida")]
     assert (first.second, first.label, first.where) == ("people", ("date", "people"), f"{path}: record 1")
-    assert second == Labelled("hi", f"{path}: record 2", label=())
+    assert second == TextExample("hi", f"{path}: record 2", label=())
 
 
 def test_a_slot_outside_its_text_is_named_and_can_be_skipped(tmp_path: Path) -> None:
@@ -90,4 +90,4 @@ def test_a_slot_outside_its_text_is_named_and_can_be_skipped(tmp_path: Path) -> 
 
 def test_banking77_is_a_table_with_line_breaks_in_it(tmp_path: Path) -> None:
     path = written(tmp_path / "train.csv", 'text,category\r\n"Where\r\nis it?",card_arrival\r\n')
-    assert read("banking77", tmp_path, part="train") == [Labelled("Where\nis it?", f"{path}:2", label="card_arrival")]
+    assert read("banking77", tmp_path, split="train") == [TextExample("Where\nis it?", f"{path}:2", label="card_arrival")]

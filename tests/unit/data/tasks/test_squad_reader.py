@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from task_files import json_lines, refused, written
 
-from qkv.data.examples import Answer, Question
-from qkv.data.tasks import read
+from qkv.data.examples import Answer, QAExample
+from qkv.data.formats import read
 
 CONTEXT = "Ada wrote the first program. Ada wrote it in 1843, in “Note G”."
 
@@ -31,9 +31,9 @@ WHO = question("q1", ("Ada", 0), ("Ada", 29))
 def test_version_1_has_answers_with_their_offsets(tmp_path: Path) -> None:
     path = written(tmp_path / "train-v1.1.json.gz", gzip.compress(squad(WHO, version="1.1").encode()))
     right = (Answer("Ada", 0), Answer("Ada", 29))
-    expected = Question("q1", "Who?", CONTEXT, right, f"{path}: question q1", answerable=True, title="Ada")
+    expected = QAExample("q1", "Who?", CONTEXT, right, f"{path}: question q1", answerable=True, title="Ada")
     assert read("squad", path) == [expected]
-    assert read("squad", tmp_path, part="train") == [expected]
+    assert read("squad", tmp_path, split="train") == [expected]
 
 
 def test_version_2_marks_what_has_no_answer(tmp_path: Path) -> None:

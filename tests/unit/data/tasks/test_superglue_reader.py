@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from task_files import json_lines, refused
 
-from qkv.data.examples import Answer, Choice, Labelled, Question
-from qkv.data.tasks import FORMATS, read
-from qkv.data.tasks.superglue import PLACEHOLDER, TASKS
+from qkv.data.examples import Answer, MultipleChoiceExample, QAExample, TextExample
+from qkv.data.formats import FORMATS, read
+from qkv.data.formats.superglue import PLACEHOLDER, TASKS
 
 PAIR = {"premise": "It rained.", "hypothesis": "It was wet.", "label": "entailment", "idx": 3}
 COPA = {"premise": "I fell.", "choice1": "Ice.", "choice2": "Fire.", "question": "cause", "label": 0, "idx": 0}
@@ -70,21 +70,21 @@ def one(tmp_path: Path, task: str, record: dict[str, Any]) -> Any:
 def test_each_task_is_found_in_the_folder_of_all_and_gives_its_kind(tmp_path: Path, task: str) -> None:
     part, name = ("test", task) if task.startswith("AX") else ("dev", "val")
     path = json_lines(tmp_path / task / f"{name}.jsonl", RECORDS[task])
-    examples = read(f"superglue:{task}", tmp_path, part=part)
-    assert {type(example) for example in examples} == {FORMATS[f"superglue:{task}"].example}
+    examples = read(f"superglue:{task}", tmp_path, split=part)
+    assert {type(example) for example in examples} == {FORMATS[f"superglue:{task}"].example_type}
     assert {example.where for example in examples} == {f"{path}:1"}
 
 
 def test_pairs_have_their_label_in_words_and_ax_g_its_pair(tmp_path: Path) -> None:
     where = f"{tmp_path / 'train.jsonl'}:1"
-    assert one(tmp_path, "RTE", PAIR) == Labelled("It rained.", where, "It was wet.", "entailment", id="3")
-    assert one(tmp_path, "BoolQ", RECORDS["BoolQ"]) == Labelled("is it", where, "It is.", "true", id="0")
+    assert one(tmp_path, "RTE", PAIR) == TextExample("It rained.", where, "It was wet.", "entailment", id="3")
+    assert one(tmp_path, "BoolQ", RECORDS["BoolQ"]) == TextExample("is it", where, "It is.", "true", id="0")
     assert one(tmp_path, "AX-g", RECORDS["AX-g"]).group == "213"
 
 
 def test_copa_is_a_choice_of_two(tmp_path: Path) -> None:
     where = f"{tmp_path / 'train.jsonl'}:1"
-    assert one(tmp_path, "COPA", COPA) == Choice("I fell.", ("Ice.", "Fire."), 0, where, "cause", "0")
+    assert one(tmp_path, "COPA", COPA) == MultipleChoiceExample("I fell.", ("Ice.", "Fire."), 0, where, "cause", "0")
 
 
 def test_multirc_groups_the_answers_of_a_question(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_multirc_groups_the_answers_of_a_question(tmp_path: Path) -> None:
 
 def test_record_counts_the_last_character_of_an_entity_in(tmp_path: Path) -> None:
     asked = one(tmp_path, "ReCoRD", RECORD)
-    assert isinstance(asked, Question)
+    assert isinstance(asked, QAExample)
     assert asked.answers == (Answer("Al", 7),)
     assert asked.candidates == (Answer("Bo", 0), Answer("Al", 7))
     assert (asked.id, asked.question.replace(PLACEHOLDER, "Al")) == ("1:4", "Al left the room.")
@@ -142,7 +142,7 @@ def test_a_test_file_has_no_labels(tmp_path: Path, task: str) -> None:
     if task == "ReCoRD":
         del record["qas"][0]["answers"]
     for example in read(f"superglue:{task}", json_lines(tmp_path / "test.jsonl", record)):
-        told = {Labelled: "label", Choice: "right", Question: "answerable"}[type(example)]
+        told = {TextExample: "label", MultipleChoiceExample: "right", QAExample: "answerable"}[type(example)]
         assert getattr(example, told) is None
 
 

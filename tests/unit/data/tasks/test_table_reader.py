@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from task_files import json_lines, refused, written
 
-from qkv.data.examples import Labelled
-from qkv.data.tasks import read, table
-from qkv.data.tasks.lines import Bad, comma_records
+from qkv.data.examples import TextExample
+from qkv.data.formats import read, table
+from qkv.data.formats.io import ErrorPolicy, csv_records
 from qkv.errors import InputError
 
 REVIEWS = {"text": "review", "label": "stars"}
@@ -25,15 +25,15 @@ REVIEWS = {"text": "review", "label": "stars"}
 def test_a_csv_file_is_read_by_the_names_of_its_columns(tmp_path: Path) -> None:
     path = written(tmp_path / "mine.csv", 'stars,review\n5,"Good, ""really"" good"\n1,bad\n')
     assert table.read(path, text="review", label="stars") == [
-        Labelled('Good, "really" good', f"{path}:2", label="5"),
-        Labelled("bad", f"{path}:3", label="1"),
+        TextExample('Good, "really" good', f"{path}:2", label="5"),
+        TextExample("bad", f"{path}:3", label="1"),
     ]
 
 
 def test_a_record_of_many_lines_has_the_number_of_its_first(tmp_path: Path) -> None:
     path = written(tmp_path / "mine.csv", 'text,label\r\n"one\r\ntwo\r\n\r\nfour",a\r\n\r\nlast,b\r\n')
     examples = table.read(path)
-    assert [(one.text, one.where) for one in examples] == [("one\ntwo\n\nfour", f"{path}:2"), ("last", f"{path}:7")]
+    assert [(one.text, one.location) for one in examples] == [("one\ntwo\n\nfour", f"{path}:2"), ("last", f"{path}:7")]
 
 
 @given(st.lists(st.tuples(st.text(min_size=1), st.text(min_size=1)), min_size=1))
@@ -43,7 +43,7 @@ def test_every_record_that_csv_can_write_comes_back(tmp_path_factory: Any, recor
     content = "\n".join(quoted).encode("utf-8", "replace")  # lone surrogates are no text
     path = written(tmp_path_factory.mktemp("csv") / "a.csv", content)
     expected = [[field.encode("utf-8", "replace").decode() for field in record] for record in records]
-    assert [record for _, record in comma_records(path, Bad())] == expected
+    assert [record for _, record in csv_records(path, ErrorPolicy())] == expected
 
 
 def test_a_field_longer_than_the_librarys_own_limit_is_read(tmp_path: Path) -> None:
@@ -66,9 +66,9 @@ def test_a_json_list_is_read_by_record(tmp_path: Path) -> None:
     path = written(
         tmp_path / "mine.json", json.dumps([{"text": "a", "label": "x"}, {"text": "b", "label": "y"}], indent=1)
     )
-    assert table.read(path)[1] == Labelled("b", f"{path}: record 2", label="y")
+    assert table.read(path)[1] == TextExample("b", f"{path}: record 2", label="y")
     lines = json_lines(tmp_path / "lines.json", {"text": "a", "label": "x"})
-    assert table.read(lines) == [Labelled("a", f"{lines}:1", label="x")]
+    assert table.read(lines) == [TextExample("a", f"{lines}:1", label="x")]
 
 
 def test_a_list_or_a_separator_makes_several_labels(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_without_a_header_columns_are_called_by_their_numbers(tmp_path: Path) ->
 def test_pairs_ids_and_unlabelled_files_are_read(tmp_path: Path) -> None:
     path = written(tmp_path / "a.csv", "n,one,two\n7,a,b\n")
     columns = {"text": "one", "second": "two", "label": None, "id": "n"}
-    assert read("table", path, columns=columns) == [Labelled("a", f"{path}:2", "b", None, id="7")]
+    assert read("table", path, columns=columns) == [TextExample("a", f"{path}:2", "b", None, id="7")]
 
 
 def test_an_id_that_a_json_record_lacks_is_missed(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_an_id_that_a_json_record_lacks_is_missed(tmp_path: Path) -> None:
 def test_a_byte_order_mark_windows_ends_and_packing_change_nothing(tmp_path: Path, content: bytes, kind: str) -> None:
     pack = {"": lambda b: b, ".gz": gzip.compress, ".zst": zstandard.ZstdCompressor().compress}[kind]
     path = written(tmp_path / f"a.csv{kind}", pack(content))
-    assert table.read(path) == [Labelled("aé", f"{path}:2", label="x")]
+    assert table.read(path) == [TextExample("aé", f"{path}:2", label="x")]
 
 
 # Refusing

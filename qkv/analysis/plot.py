@@ -1,0 +1,326 @@
+"""The alignment plot: "'Alignments' example: Bahdanau et al." (Sequence to Sequence models: Attention Models).
+
+Input across, output down, "color shows value (white is larger)". Drawn on a canvas of its own: no window, no pyplot;
+matplotlib is imported only when something is drawn.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from qkv.errors import InputError, did_you_mean
+from qkv.files import atomic_write_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.colors import Colormap
+    from matplotlib.figure import Figure
+
+__all__ = ["plot_alignment", "plot_alignments"]
+
+HeadSelection = Literal["mean", "each"] | Sequence[int]
+AlignmentItem = tuple[Tensor, Sequence[str], Sequence[str], str | None]  # weights, source, target, title
+
+_SUFFIXES = (".png", ".svg", ".pdf")
+_INK, _GREY = "#1c2330", "#6b7484"
+_COLORS = ("#11151f", "#2b3a5e", "#5f7db3", "#b3c6e4", "#ffffff")  # dark to white, lightness rising evenly
+_POINT = 1 / 72  # inches
+_DPI = 200  # an inch
+_MIN_CELL, _MAX_CELL = 0.12, 0.38  # a cell, in inches
+
+
+@dataclass
+class _Panel:
+    """One matrix with its labels; where there are none, a neighbour shows them."""
+
+    weights: Tensor  # [N, M]
+    source: list[str]
+    target: list[str]
+    caption: str | None
+
+
+@dataclass(frozen=True)
+class _Dimensions:
+    """Inches; cell and font follow the number of tokens, so that a picture of 40 is as clear as one of 3."""
+
+    cell: float
+    font: float  # points
+    pad: float = 0.05  # between a label and its cells
+    gap: float = 0.28  # between panels
+    margin: float = 0.12
+    bar: float = 0.08
+
+    @property
+    def caption(self) -> float:
+        """Height that a caption takes."""
+        return (self.font + 7) * _POINT
+
+
+def plot_alignment(
+    weights: Tensor,
+    source: Sequence[str],
+    target: Sequence[str],
+    path: str | os.PathLike[str],
+    *,
+    title: str | None = None,
+    heads: HeadSelection = "mean",
+) -> None:
+    """Draws one sentence's weights [H, N, M] or [N, M] into a .png, .svg or .pdf file.
+
+    `heads`: their `mean` in one panel, `each` in a panel of its own, or the numbers of those to draw, from 0.
+    """
+    file = _check_output_path(path)
+    maps = _check_weights(weights, source, target, location="alignment")  # [H, N, M]
+    source_labels, target_labels = _visible_tokens(source), _visible_tokens(target)
+    if heads == "mean":
+        panels = [_Panel(maps.mean(0), source_labels, target_labels, None)]
+    else:
+        head_ids = range(len(maps)) if heads == "each" else _check_heads(heads, len(maps))
+        columns = _num_columns(len(head_ids), 4)
+        # neighbours show the same words: once at the top and once at the left is enough
+        panels = [
+            _Panel(maps[h], source_labels if i < columns else [], [] if i % columns else target_labels, f"head {h}")
+            for i, h in enumerate(head_ids)
+        ]
+    _save_figure(_draw_panels(panels, _num_columns(len(panels), 4), title), file)
+
+
+def plot_alignments(
+    items: Sequence[AlignmentItem], path: str | os.PathLike[str], *, title: str | None = None, columns: int = 6
+) -> None:
+    """Draws several sentences side by side, heads averaged; `items` are (weights, source, target, title).
+
+    More than `columns` of them go on in the next row. One scale of colours holds for all.
+    """
+    file = _check_output_path(path)
+    if not items:
+        raise InputError("alignments: nothing to draw; give at least one item")
+    panels = []
+    for i, (weights, source, target, caption) in enumerate(items):
+        mean = _check_weights(weights, source, target, location=f"alignments: item {i + 1}").mean(0)
+        panels.append(_Panel(mean, _visible_tokens(source), _visible_tokens(target), caption))
+    _save_figure(_draw_panels(panels, _num_columns(len(panels), columns), title), file)
+
+
+def _num_columns(num_panels: int, max_columns: int) -> int:
+    """Columns of a grid whose rows are as even as they can be."""
+    rows = -(-num_panels // max(1, max_columns))
+    return -(-num_panels // rows)
+
+
+def _check_weights(weights: Tensor, source: Sequence[str], target: Sequence[str], location: str) -> Tensor:  # [H, N, M]
+    maps = torch.as_tensor(weights).detach().to("cpu", torch.float32)
+    maps = maps[None] if maps.dim() == 2 else maps
+    if maps.dim() != 3 or not len(maps):
+        raise InputError(f"{location}: weights have shape {list(weights.shape)}; [H, N, M] or [N, M] is wanted")
+    n, m = maps.shape[1:]
+    if (n, m) != (len(target), len(source)) or not n * m:
+        raise InputError(
+            f"{location}: weights are for {n} output and {m} input tokens, labels for {len(target)} and {len(source)}"
+        )
+    if not bool(torch.isfinite(maps).all()):
+        raise InputError(f"{location}: weights are not all finite numbers; was the model trained to the end?")
+    return maps
+
+
+def _visible_tokens(tokens: Sequence[str]) -> list[str]:
+    """A token that is white space would leave its row without a name, a line break would tear it."""
+    return [" ".join(token.split()) or "␣" for token in tokens]
+
+
+def _check_heads(heads: Sequence[int] | str, num_heads: int) -> list[int]:
+    if isinstance(heads, str):
+        raise InputError(
+            f"heads: '{heads}' is none of the ways; {did_you_mean(heads, ('mean', 'each'))}, or a list of numbers"
+        )
+    invalid = [head for head in heads if not 0 <= head < num_heads]
+    if invalid or not heads:
+        raise InputError(f"heads: {invalid[0] if invalid else 'none'} given; there are 0 to {num_heads - 1}")
+    return list(heads)
+
+
+# ---- drawing --------------------------------------------------------------------------------------------------------
+
+
+def _draw_panels(panels: list[_Panel], columns: int, title: str | None) -> Figure:
+    """Every place is worked out in inches from the words' own widths: nothing overlaps and nothing is wasted."""
+    from matplotlib.figure import Figure
+
+    max_weight = max(float(panel.weights.max()) for panel in panels) or 1.0
+    rows = [panels[i : i + columns] for i in range(0, len(panels), columns)]
+    dims = _choose_dimensions(rows)
+    label_widths = [max(_label_width(row[c], dims) for row in rows if c < len(row)) for c in range(columns)]
+    panel_widths = [max(_panel_width(row[c], dims) for row in rows if c < len(row)) for c in range(columns)]
+    label_heights = [max(_label_height(panel, dims) for panel in row) for row in rows]
+    panel_heights = [max(panel.weights.shape[0] for panel in row) * dims.cell for row in rows]
+    title_height = 0.0 if title is None else (dims.font + 14) * _POINT
+    color_bar_width = 0.18 + dims.bar + 0.34  # the colour bar, with the room before it and its numbers
+    width = 2 * dims.margin + sum(label_widths) + sum(panel_widths) + (columns - 1) * dims.gap + color_bar_width
+    height = 2 * dims.margin + title_height + sum(label_heights) + sum(panel_heights) + (len(rows) - 1) * dims.gap
+    if title is not None:
+        width = max(width, 2 * dims.margin + _text_width(title, dims.font + 2, bold=True))
+    fig = Figure(figsize=(width, height), dpi=_DPI, facecolor="white")
+    page = _Page(fig, width, height)
+    if title is not None:
+        page.text(dims.margin, dims.margin, title, size=dims.font + 2, weight="bold", color=_INK, va="top")
+    y = dims.margin + title_height
+    for r, row in enumerate(rows):
+        x = dims.margin
+        for c, panel in enumerate(row):
+            _draw_cells(page, panel, x + label_widths[c], y + label_heights[r], dims, max_weight)
+            _draw_labels(page, panel, x + label_widths[c], y + label_heights[r], dims)
+            if panel.caption is not None:
+                page.text(x + label_widths[c], y, panel.caption, size=dims.font, color=_GREY, va="top")
+            x += label_widths[c] + panel_widths[c] + dims.gap
+        y += label_heights[r] + panel_heights[r] + dims.gap
+    color_bar_x = width - dims.margin - color_bar_width + 0.18
+    _draw_color_bar(page, color_bar_x, dims.margin + title_height + label_heights[0], min(panel_heights[0], 2.2), dims, max_weight)
+    return fig
+
+
+def _choose_dimensions(rows: list[list[_Panel]]) -> _Dimensions:
+    """Cells as large as a page of about 8 inches for one panel and 14 for several allows."""
+    max_tokens = max(max(panel.weights.shape) for row in rows for panel in row)
+    max_row_tokens = max(sum(panel.weights.shape[1] for panel in row) for row in rows)
+    cell = min(_MAX_CELL, max(_MIN_CELL, min(8 / max_tokens, 14 / max_row_tokens)))
+    return _Dimensions(cell, font=min(10.0, max(5.0, cell * 44)))
+
+
+@dataclass
+class _Page:
+    """A figure that is measured in inches from its top left corner."""
+
+    fig: Figure
+    width: float
+    height: float
+
+    def axes(self, x: float, y: float, width: float, height: float) -> Axes:
+        box = (x / self.width, 1 - (y + height) / self.height, width / self.width, height / self.height)
+        return self.fig.add_axes(box)
+
+    def text(self, x: float, y: float, text: str, **style: Any) -> None:
+        # a token may hold a dollar sign, which is no mathematics here
+        self.fig.text(x / self.width, 1 - y / self.height, text, family=_font_families(), parse_math=False, **style)
+
+
+def _draw_cells(page: _Page, panel: _Panel, x: float, y: float, dims: _Dimensions, max_weight: float) -> None:
+    n, m = panel.weights.shape
+    axes = page.axes(x, y, m * dims.cell, n * dims.cell)
+    axes.imshow(panel.weights.numpy(), cmap=_colormap(), vmin=0.0, vmax=max_weight, aspect="auto", interpolation="nearest")
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.set_xticks([i - 0.5 for i in range(1, m)], minor=True)
+    axes.set_yticks([i - 0.5 for i in range(1, n)], minor=True)
+    # lines in the darkest colour part the bright cells and vanish between the dark ones
+    axes.grid(which="minor", color=_COLORS[0], linewidth=dims.cell * 2)
+    axes.tick_params(which="both", length=0)
+    axes.spines[:].set(linewidth=0.8, color=_COLORS[0])  # a white cell at the edge must not run into the page
+
+
+def _draw_labels(page: _Page, panel: _Panel, x: float, y: float, dims: _Dimensions) -> None:
+    rotation = 0 if _labels_fit(panel, dims) else 90
+    for i, token in enumerate(panel.source):
+        style: dict[str, Any] = {"ha": "center", "va": "baseline" if rotation == 0 else "bottom", "rotation": rotation}
+        page.text(x + (i + 0.5) * dims.cell, y - dims.pad, token, size=dims.font, color=_INK, **style)
+    for i, token in enumerate(panel.target):
+        style = {"ha": "right", "va": "center_baseline"}
+        page.text(x - dims.pad, y + (i + 0.5) * dims.cell, token, size=dims.font, color=_INK, **style)
+
+
+def _draw_color_bar(page: _Page, x: float, y: float, height: float, dims: _Dimensions, max_weight: float) -> None:
+    axes = page.axes(x, y, dims.bar, height)
+    shades = torch.linspace(1, 0, 256)[:, None].numpy()
+    axes.imshow(shades, cmap=_colormap(), vmin=0, vmax=1, aspect="auto", extent=(0, 1, 0, 1))
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.spines[:].set(linewidth=0.5, color=_GREY)
+    style: dict[str, Any] = {"size": 7, "color": _GREY, "ha": "left"}
+    page.text(x + dims.bar + 0.05, y, f"{max_weight:.2g}", va="top", **style)
+    page.text(x + dims.bar + 0.05, y + height, "0", va="bottom", **style)
+
+
+# ---- measuring ------------------------------------------------------------------------------------------------------
+
+
+def _label_width(panel: _Panel, dims: _Dimensions) -> float:
+    """Room for the output's words."""
+    return max((_text_width(token, dims.font) + dims.pad for token in panel.target), default=0.0)
+
+
+def _label_height(panel: _Panel, dims: _Dimensions) -> float:
+    """Room for the caption and the input's words."""
+    height = 0.0
+    if panel.source:
+        line = dims.font * 1.1 * _POINT
+        height = dims.pad + (line if _labels_fit(panel, dims) else max(_text_width(token, dims.font) for token in panel.source))
+    return height + (dims.caption if panel.caption is not None else 0.0)
+
+
+def _panel_width(panel: _Panel, dims: _Dimensions) -> float:
+    caption_width = 0.0 if panel.caption is None else _text_width(panel.caption, dims.font)
+    return max(panel.weights.shape[1] * dims.cell, caption_width)
+
+
+def _labels_fit(panel: _Panel, dims: _Dimensions) -> bool:
+    """True where every input word fits above its own cell; otherwise they all stand upright."""
+    return all(_text_width(token, dims.font) < 0.94 * dims.cell for token in panel.source)
+
+
+def _text_width(text: str, size: float, bold: bool = False) -> float:
+    """Width of a line of text in inches."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import text_to_path
+
+    font = FontProperties(family=_font_families(), size=size, weight="bold" if bold else "normal")
+    width, _, _ = text_to_path.get_text_width_height_descent(text, font, ismath=False)
+    return float(width) * _POINT
+
+
+@cache
+def _font_families() -> list[str]:
+    """The font that comes with matplotlib, and behind it what the machine has for scripts that it lacks."""
+    from matplotlib.font_manager import get_font_names
+
+    fallback_fonts = ("Noto Sans CJK SC", "Noto Sans CJK JP", "PingFang SC", "Hiragino Sans", "Microsoft YaHei", "Noto Sans")
+    return ["DejaVu Sans", *sorted(set(fallback_fonts) & set(get_font_names()))]
+
+
+@cache
+def _colormap() -> Colormap:
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list("alignment", _COLORS)
+
+
+# ---- writing --------------------------------------------------------------------------------------------------------
+
+
+def _check_output_path(path: str | os.PathLike[str]) -> Path:
+    """The file to write, refused before any work is done if it could not be written."""
+    file = Path(path)
+    if file.suffix.lower() not in _SUFFIXES:
+        raise InputError(f"{file}: a picture is written as {', '.join(_SUFFIXES)}, not as '{file.suffix}'")
+    if not file.parent.is_dir():
+        raise InputError(f"{file}: there is no folder '{file.parent}'; make it first")
+    return file
+
+
+def _save_figure(fig: Figure, file: Path) -> None:
+    """Beside it and then renamed: a picture is there whole or not at all."""
+    from matplotlib import rc_context
+
+    file_format = file.suffix.lower()[1:]
+    buffer = io.BytesIO()
+    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(file_format)  # the same weights give the same file
+    with rc_context({"svg.hashsalt": "qkv"}):
+        fig.savefig(buffer, format=file_format, metadata=metadata)
+    atomic_write_bytes(file, buffer.getvalue())

@@ -1,0 +1,55 @@
+"""Names of checkpoints: a local folder, one in the local Hugging Face cache, or one that the hub still has to send."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from qkv.errors import InputError
+
+# what a checkpoint needs; the rest of a repository (other frameworks' weights, pictures) stays where it is
+_ALLOW_PATTERNS = ["*.json", "*.safetensors", "pytorch_model*.bin", "*.txt", "*.model", "*.spm"]
+_REPO_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+def resolve(name: str | Path) -> Path:
+    """The folder that a path or a name such as `google-bert/bert-base-uncased` stands for."""
+    path = Path(name)
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise InputError(f"{path}: is a file; give the model's folder")
+    hint = "train a model first (qkv train RECIPE), or check the path"
+    if not _REPO_ID.fullmatch(str(name)) or str(name).startswith("."):
+        raise InputError(f"{path}: no such folder; {hint}")
+    return _find_cached(str(name)) or _download(str(name), hint)
+
+
+def _find_cached(name: str) -> Path | None:
+    """The newest snapshot of a name in the local cache."""
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
+    snapshots = cache / f"models--{name.replace('/', '--')}" / "snapshots"
+    main = snapshots.parent / "refs" / "main"
+    if main.is_file() and (snapshots / main.read_text().strip() / "config.json").exists():
+        return snapshots / main.read_text().strip()
+    complete = [folder for folder in snapshots.glob("*") if (folder / "config.json").exists()]
+    return max(complete, key=lambda folder: folder.stat().st_mtime, default=None)
+
+
+def _download(name: str, hint: str) -> Path:
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        missing_dependency = "and huggingface_hub, which could fetch it, is not installed (pip install 'qkv[hub]')"
+        raise InputError(f"{name}: no such folder, not in the Hugging Face cache, {missing_dependency}; {hint}") from None
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        raise InputError(f"{name}: no such folder, not in the Hugging Face cache, and HF_HUB_OFFLINE is set; {hint}")
+    try:
+        return Path(snapshot_download(name, allow_patterns=_ALLOW_PATTERNS))
+    except Exception as error:  # the hub's client raises a dozen kinds, its transport more
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
+        raise InputError(
+            f"{name}: no such folder, not in the Hugging Face cache, and the hub did not send it ({reason}); {hint}"
+        ) from None

@@ -1,0 +1,90 @@
+"""Tensors in safetensors files."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from qkv.errors import InputError
+from qkv.files import atomic_write
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """Named tensors and short notes in one safetensors file."""
+    cpu_tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+
+    def write(tmp_path: Path) -> None:
+        tmp_path.touch()  # so that the file has the rights that the user gives new files
+        mode = tmp_path.stat().st_mode
+        # the library writes under a random name first, which a kill leaves behind: in a folder that the next try clears
+        tmp_folder = tmp_path.with_name(f"{tmp_path.name}s")
+        shutil.rmtree(tmp_folder, ignore_errors=True)
+        tmp_folder.mkdir()
+        try:
+            save_file(cpu_tensors, str(tmp_folder / path.name), metadata=dict(metadata or {}))
+            os.replace(tmp_folder / path.name, tmp_path)
+            tmp_path.chmod(mode)
+        except SafetensorError as error:  # it wraps what the system said
+            raise OSError(str(error)) from None
+        finally:
+            shutil.rmtree(tmp_folder, ignore_errors=True)
+
+    atomic_write(path, write)
+
+
+def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The inverse of `save_tensors`; a missing, damaged or foreign file is refused by name."""
+    if not path.is_file():
+        raise InputError(f"{path}: no such file; train a model there first, or check the path")
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError) as error:
+        raise InputError(
+            f"{path}: damaged, or not a safetensors file ({str(error).splitlines()[0]}); "
+            "restore it from a copy, or remove it and train again"
+        ) from None
+
+
+def load_pickle(path: Path) -> dict[str, Tensor]:
+    """Tensors of an old `.bin`; one that holds anything but tensors is refused, for it could run code."""
+    try:
+        state_dict = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except RuntimeError:  # files from before torch 1.6 cannot be mapped
+        state_dict = _load_unmapped(path)
+    except (pickle.UnpicklingError, EOFError, OSError, ValueError) as error:
+        raise _load_error(path, error) from None
+    if not isinstance(state_dict, dict) or not all(isinstance(value, Tensor) for value in state_dict.values()):
+        raise InputError(f"{path}: holds more than named tensors; convert it to safetensors where it came from")
+    return state_dict
+
+
+def _load_unmapped(path: Path) -> object:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, EOFError, OSError, ValueError, RuntimeError) as error:
+        raise _load_error(path, error) from None
+
+
+def _load_error(path: Path, error: Exception) -> InputError:
+    if isinstance(error, pickle.UnpicklingError):
+        return InputError(f"{path}: not loaded: a pickle that holds more than tensors can run code; use safetensors")
+    return InputError(f"{path}: damaged, or no torch file; restore it from where the checkpoint came from")
+
+
+def average_checkpoints(paths: list[Path]) -> dict[str, Tensor]:
+    """The mean of several checkpoints of one model (Vaswani et al. 2017, 6.1)."""
+    total: dict[str, Tensor] = {}
+    for path in paths:
+        tensors, _ = load_tensors(path)
+        for name, tensor in tensors.items():
+            total[name] = tensor.double() + total[name] if name in total else tensor.double()
+    return {name: (tensor / len(paths)).to(torch.float32) for name, tensor in total.items()}

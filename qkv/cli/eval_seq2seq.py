@@ -1,0 +1,159 @@
+"""How `qkv eval` scores a run that learned from pairs: error rates of symbols, or figures of texts with intervals."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qkv.cli.options import check_choice, load_model
+from qkv.cli.tables import format_interval, format_number, print_table
+from qkv.errors import InputError
+
+if TYPE_CHECKING:
+    from qkv.metrics import EvaluationResult
+
+DEFAULT_RESAMPLES = 1000
+
+
+@dataclasses.dataclass(frozen=True)
+class Seq2SeqEvalOptions:
+    """What the command line says; None: as the recipe has it."""
+
+    data: Path | None = None
+    target: Path | None = None
+    format: str | None = None
+    num_beams: int | None = None
+    length_penalty: float | None = None
+    on_too_long: str | None = None
+    on_unknown: str | None = None
+    free_running: bool = False
+    resamples: int | None = None
+
+
+def run_prefix(model: str) -> str:
+    """What stood before each source that a run learned from; nothing of any other model, and of several sets."""
+    from qkv.cli.run_task import load_run_recipe
+    from qkv.recipe.schema import Seq2SeqRecipe
+
+    if not (Path(model) / "recipe.yaml").is_file():
+        return ""
+    recipe = load_run_recipe(Path(model))
+    return recipe.data.prefix if isinstance(recipe, Seq2SeqRecipe) else ""
+
+
+def add_prefix(text: Any, prefix: str) -> Any:
+    """A text with its prefix, unless somebody has already written it."""
+    return text if not isinstance(text, str) or text.startswith(prefix) else prefix + text
+
+
+def evaluate_seq2seq(
+    run: Path, recipe: Any, options: Seq2SeqEvalOptions, output: Path | None, as_json: bool, device: str | None
+) -> None:
+    """Prints the figures of each set of pairs, and writes what was predicted."""
+    from qkv.files import atomic_write_text
+    from qkv.metrics import evaluate, reference_loss
+    from qkv.train.workloads.seq2seq import eval_examples, test_metrics
+
+    if options.resamples is not None and options.resamples < 0:
+        raise InputError("--bootstrap is 0 or more")
+    config, data = _generation_config(recipe, options), _test_data(recipe, options)
+    loaded = load_model(run, device)
+    rows, results = [], {}
+    for name, examples in eval_examples(recipe, "test", loaded.source, loaded.model.spec, data).items():
+        resamples = DEFAULT_RESAMPLES if options.resamples is None else options.resamples
+        scores = evaluate(loaded, examples, config, test_metrics(recipe), resamples=resamples)
+        losses = {}
+        if options.free_running:
+            losses = {"loss": reference_loss(loaded, examples)}
+            losses["loss_free_running"] = reference_loss(loaded, examples, free_running=True)
+        results[name] = scores, losses
+        rows += [[e.source, p, *e.references] for e, p in zip(examples, scores.predictions, strict=True)]
+    if output is not None:
+        atomic_write_text(output, "".join("\t".join(" ".join(cell.split()) for cell in row) + "\n" for row in rows))
+    if as_json:
+        summaries = {name: _to_dict(*result) for name, result in results.items()}
+        print(json.dumps(summaries if len(summaries) > 1 else next(iter(summaries.values())), ensure_ascii=False))
+        return
+    for index, (name, result) in enumerate(results.items()):
+        if len(results) > 1:
+            print(f"{chr(10) if index else ''}{name}")
+        _print_scores(*result)
+
+
+def _test_data(recipe: Any, options: Seq2SeqEvalOptions) -> Any:
+    """The recipe's, or a file of its form; where it learned several sets, with the prefixes in the file."""
+    from qkv.recipe.schema import PairData
+
+    data = recipe.data
+    if options.data is None:
+        if options.target is not None or options.format is not None:
+            raise InputError("--target and --format go with --data")
+        return data
+    format_name = options.format or next(iter(data.sets.values())).format
+    check_choice("--format", format_name, *_known_formats())
+    files = str(options.data) if options.target is None else [str(options.data), str(options.target)]
+    if not data.mix:
+        return dataclasses.replace(data, format=format_name, test=files)
+    settings = {name: getattr(data, name) for name in ("source_length", "target_length", "too_long", "unknown")}
+    return PairData(format=format_name, train=files, test=files, **settings)  # type: ignore[arg-type]  # it is one of those
+
+
+def _known_formats() -> tuple[str, ...]:
+    from qkv.data.formats.pair_readers import FORMATS
+
+    return (*FORMATS, "parallel", "summaries", "scitldr")
+
+
+def _generation_config(recipe: Any, options: Seq2SeqEvalOptions) -> Any:
+    from qkv.generation import GenerationConfig
+
+    default = "truncate" if recipe.data.too_long == "truncate" else "refuse"
+    return GenerationConfig(
+        num_beams=recipe.test.beams if options.num_beams is None else options.num_beams,
+        length_penalty=recipe.test.length_penalty if options.length_penalty is None else options.length_penalty,
+        on_too_long=check_choice("--too-long", options.on_too_long or default, "refuse", "truncate"),
+        on_unknown=check_choice("--unknown", options.on_unknown or recipe.data.unknown, "refuse", "replace"),
+        max_new_tokens=recipe.data.target_length,
+    )
+
+
+def _to_dict(scores: EvaluationResult, losses: dict[str, float]) -> dict[str, Any]:
+    fields: dict[str, Any] = scores.values | {"examples": scores.num_examples} | losses
+    intervals = {f.name: [f.interval.low, f.interval.high] for f in scores.metrics if f.interval is not None}
+    signatures = {f.name: f.signature for f in scores.metrics if f.signature}
+    return fields | ({"intervals": intervals} if intervals else {}) | ({"signatures": signatures} if signatures else {})
+
+
+def _print_scores(scores: EvaluationResult, losses: dict[str, float]) -> None:
+    values, text_metrics = scores.values, [f for f in scores.metrics if f.name not in ("per", "wer")]
+    print(f"examples            {scores.num_examples:>8,}")
+    if "per" in values:
+        print(f"token error rate    {values['per']:>8.2%}   (phoneme error rate, where tokens are phonemes)")
+    if "wer" in values:
+        print(f"sequence error rate {values['wer']:>8.2%}   (word error rate, where a sequence is a word)")
+    if losses:
+        print(f"loss, with teacher  {losses['loss']:>8.4f}   (mean negative log-probability a token)")
+        print(f"loss, free-running  {losses['loss_free_running']:>8.4f}")
+    if not text_metrics:
+        return
+    has_intervals = any(metric.interval for metric in text_metrics)
+    rows = [[f.name, format_number(f.value, f.decimals)] for f in text_metrics]
+    if has_intervals:
+        intervals = [format_interval(f.interval.low, f.interval.high, f.decimals) if f.interval else "" for f in text_metrics]
+        rows = [[*row, interval] for row, interval in zip(rows, intervals, strict=True)]
+    print()
+    print_table(["figure", "value", *(["95 % interval"] if has_intervals else [])], rows)
+    print()
+    for signature, names in _metrics_by_signature(text_metrics).items():
+        print(f"{', '.join(names)}: {signature}")
+
+
+def _metrics_by_signature(metrics: list[Any]) -> dict[str, list[str]]:
+    """Each signature with the figures that it belongs to."""
+    by_signature: dict[str, list[str]] = {}
+    for metric in metrics:
+        if metric.signature:
+            by_signature.setdefault(metric.signature, []).append(metric.name)
+    return by_signature

@@ -1,0 +1,189 @@
+"""Inputs as they come, however many: read a window at a time, answered in batches of similar length, given in order.
+
+What a file holds is never in memory as a whole: a window is read, answered and printed before the next one is.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qkv.data.filtering import format_skipped
+from qkv.errors import InputError, one_line
+
+if TYPE_CHECKING:
+    from qkv.data.formats.io import ErrorPolicy
+
+_FIRST_WINDOW_SIZES = (64, 512)  # the first ones are small, so that something is seen, or refused, soon
+_WINDOW_SIZE = 4096
+_MAX_REASONS = 100  # reasons of what was skipped
+_GOLD_COLUMNS = ("label", "tags", "answer", "answers")  # columns that say what is right; a file may be without
+
+
+@dataclass(frozen=True)
+class Input:
+    """A line of text, or an example of a format, and where it came from."""
+
+    text: str
+    location: str
+    example: Any = None
+    in_file: bool = True  # or on the command line
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """What JSON says of it: with its place, for lines may be skipped."""
+        return {"input": self.text} | ({"where": self.location} if self.in_file else {})
+
+
+PredictLines = Callable[[Sequence[Input], int], list[list[str]]]  # inputs and the first one's number to lines of each
+
+
+def from_args(texts: Sequence[str]) -> Iterator[Input]:
+    """Those of the command line."""
+    from qkv.generation.inputs import describe_input
+
+    return (Input(text, describe_input(text), in_file=False) for text in texts)
+
+
+def from_stdin(error_policy: ErrorPolicy) -> Iterator[Input]:
+    """A text a line."""
+    from qkv.data.formats.io import decode_line
+
+    line_number = 0
+    for line_number, line in enumerate(getattr(sys.stdin, "buffer", sys.stdin), 1):
+        with error_policy:
+            location = f"stdin:{line_number}"
+            text = line if isinstance(line, str) else decode_line(line, location)
+            yield Input(text.removesuffix("\n").removesuffix("\r"), location)
+    if not line_number:
+        raise InputError("stdin: empty, no text in it; give one text a line")
+
+
+def from_file(path: Path, error_policy: ErrorPolicy) -> Iterator[Input]:
+    """A text a line, plain or packed."""
+    from qkv.data.formats.images import SUFFIXES
+    from qkv.data.formats.io import read_lines
+
+    if path.suffix.lower() in SUFFIXES:
+        raise InputError(f"{path}: is a picture; give its name as TEXT, or by --file a text file of such names")
+    if path.is_dir():
+        raise InputError(f"{path}: is a folder; say how its files are written, --format (see docs/tasks.md)")
+    empty = True
+    for location, line in read_lines(path, error_policy):
+        empty = False
+        with error_policy:
+            if not line.strip():
+                raise InputError(f"{location}: the text is empty; fill it in or remove the line")
+            yield Input(line, location)
+    if empty and not error_policy.errors:
+        raise InputError(f"{path}: empty, no text in it; give a file with one text a line")
+
+
+def from_format(format: str, path: Path, columns: dict[str, Any], error_policy: ErrorPolicy) -> Iterator[Input]:
+    """The examples of a file in one of the formats of tasks; what is right in them is not asked for."""
+    from qkv.data.formats.registry import get_format, iter_examples, reader_options
+    from qkv.reports.report import strip_label
+    from qkv.tasks.predictions import format_example
+
+    if get_format(format).splits_in_folders(path):
+        raise InputError(f"{path}: has folders of several parts; name one of them, such as {path / 'test'}")
+    hidden_columns: dict[str, str | None] = {name: None for name in _GOLD_COLUMNS if name in reader_options(format)}
+    if "scheme" in reader_options(format):
+        hidden_columns["scheme"] = "none"  # nor are tags that are not BIO
+    empty = True
+    for example in iter_examples(format, path, error_policy, columns={**hidden_columns, **columns}):
+        empty = False
+        unlabeled = strip_label(example)
+        yield Input(format_example(unlabeled), unlabeled.where, unlabeled)
+    if empty and not error_policy.errors:
+        raise InputError(f"{path}: empty, no examples in it; give a file with at least one")
+
+
+class StreamingPredictor:
+    """Answers inputs window by window."""
+
+    def __init__(self, predict: PredictLines, error_policy: ErrorPolicy) -> None:
+        self._predict, self._error_policy = predict, error_policy
+        self.skipped = 0
+        self._reasons: list[str] = []
+
+    def iter_lines(self, inputs: Iterator[Input]) -> Iterator[tuple[int, list[str]]]:
+        """Of each window how many inputs it took, and the lines to print."""
+        first_index, window_index, any_succeeded = 0, 0, False
+        while True:
+            size = _FIRST_WINDOW_SIZES[window_index] if window_index < len(_FIRST_WINDOW_SIZES) else _WINDOW_SIZE
+            window = list(islice(inputs, size))
+            window_index += 1
+            outputs = self._predict_window(window, first_index) if window else []
+            self._collect_reasons()
+            any_succeeded = any_succeeded or bool(outputs)
+            if not any_succeeded and self.skipped:  # all alike: it is hardly the lines that are bad
+                raise InputError(f"nothing is left but bad examples, the first: {self._reasons[0]}")
+            yield len(window), [line for lines in outputs for line in lines]
+            first_index += len(window)
+            if len(window) < size:
+                return
+
+    def _predict_window(self, window: Sequence[Input], first_index: int) -> list[list[str]]:
+        """Lines of each input; a bad one is refused, or looked for by halves and left out."""
+        try:
+            return self._predict(window, first_index)
+        except InputError as error:
+            if not self._error_policy.skip:
+                raise
+            if len(window) == 1:
+                self._error_policy.errors.append(one_line(error))
+                return []
+        half = len(window) // 2
+        return self._predict_window(window[:half], first_index) + self._predict_window(window[half:], first_index + half)
+
+    def _collect_reasons(self) -> None:
+        """Keeps how many reasons there were, and the first of them."""
+        self.skipped += len(self._error_policy.errors)
+        self._reasons += self._error_policy.errors[: _MAX_REASONS - len(self._reasons)]
+        self._error_policy.errors.clear()
+
+    def warnings(self) -> list[str]:
+        """What is to be said of what was skipped."""
+        return format_skipped(self._reasons, self.skipped)
+
+
+@contextmanager
+def progress_bar(total: int | None) -> Iterator[Callable[[int], None]]:
+    """A bar where a person watches and the output goes elsewhere: lines that scroll by are progress enough."""
+    if not sys.stderr.isatty() or sys.stdout.isatty():
+        yield lambda done: None  # noqa: ARG005
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), redirect_stdout=False, redirect_stderr=False) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda done: bar.update(task, advance=done)
+
+
+def count_lines(path: Path | None) -> int | None:
+    """How many lines a file has, where that is soon known: of a packed one it is not."""
+    from qkv.data.formats.io import COMPRESSED
+
+    if path is None or path.suffix.lower() in COMPRESSED or not path.is_file():
+        return None
+    count, last = 0, b"\n"
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            count += block.count(b"\n")
+            last = block[-1:]
+    return count + (last != b"\n")

@@ -1,0 +1,312 @@
+"""Documents of a corpus: plain text, JSON lines, Parquet, folders of them and Hugging Face datasets, one at a time.
+
+Files are UTF-8, plain or packed (.gz, .zst, by the name's ending); a byte order mark and Windows line ends are
+tolerated. What cannot be read is one line that names file and line (of Parquet and datasets: the row).
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from qkv.data.corpora.sentence_split import sentence_ends
+from qkv.data.formats.pair_readers import parse_json_object, string_field
+from qkv.errors import InputError, did_you_mean
+
+FORMATS = ("lines", "blank", "whole", "jsonl", "parquet")
+DATASETS_PREFIX = "datasets:"
+PYTHON_TOPICS = "python:topics"
+# Which formats a file in a folder may have, by its name's ending; a .json of a corpus holds JSON lines.
+_FORMATS_BY_SUFFIX = {".txt": ("lines", "blank", "whole"), ".jsonl": ("jsonl",), ".ndjson": ("jsonl",), ".json": ("jsonl",)}
+_FORMATS_BY_SUFFIX |= {".parquet": ("parquet",)}
+_COMPRESSED = (".gz", ".zst")
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_READ_SIZE = 2**18
+_INSTALL_HINT = "pip install 'qkv[corpora]'"
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A text with the place ("file:line") that it came from."""
+
+    text: str
+    location: str
+    line_is_sentence: bool = False  # a line of it is a sentence
+
+    @property
+    def sentences(self) -> list[str]:
+        """The text cut into sentences, with no character lost: white space stands at the head of the next one."""
+        if self.line_is_sentence:
+            first, *rest = self.text.split("\n")
+            return [first, *(f"\n{line}" for line in rest)]
+        ends = sentence_ends(self.text)
+        return [self.text[begin:end] for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusFile:
+    """A file, or a dataset's name, with its format and its size in bytes."""
+
+    name: str
+    format: str
+    size: int
+
+
+def iter_documents(paths: Iterable[str | Path], *, format: str | None = None, text_field: str = "text") -> Iterator[Document]:
+    """All documents of the paths, in order. See `Corpus`."""
+    return iter(Corpus(paths, format=format, text_field=text_field))
+
+
+class Corpus:
+    """The documents of files, folders and datasets; each iteration begins at the first one.
+
+    `format` says how documents stand in a file:
+    - lines: a document a line;
+    - blank: blank lines stand between documents, and a line is a sentence;
+    - whole: a file is a document, with lines that end anywhere;
+    - jsonl: an object a line, with the text in `field`;
+    - parquet: a row each, with the text in the column `field`.
+    Without it the name's ending decides, but never between the first three: a .txt needs to be told. Of a folder
+    and those in it, the visible files that end as the format does are read, sorted by path. "datasets:NAME",
+    "datasets:NAME:SPLIT" and "datasets:NAME@CONFIGURATION:SPLIT" are Hugging Face datasets, streamed.
+    "python:topics" are the topics of Python's own documentation, which every installation has.
+    Texts of nothing but white space are no documents.
+    """
+
+    def __init__(self, paths: Iterable[str | Path], *, format: str | None = None, text_field: str = "text") -> None:
+        if format is not None and format not in FORMATS:
+            raise InputError(f"corpus format '{format}' is unknown; {did_you_mean(format, FORMATS)}")
+        self.text_field = text_field
+        self.files = [file for path in paths for file in _find_files(path, format)]
+        if not self.files:
+            raise InputError("no files to read; name at least one")
+        self.size = sum(file.size for file in self.files)
+        self._bytes_done = 0  # bytes of the files that are read
+        self._file: BinaryIO | None = None  # that is being read
+
+    def __iter__(self) -> Iterator[Document]:
+        self._bytes_done = 0
+        for file in self.files:
+            yield from (document for document in self._read_file(file) if document.text.strip())
+            self._file = None
+            self._bytes_done += file.size
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of the files, packed as they are, that the last iteration has come to."""
+        return self._bytes_done + (0 if self._file is None or self._file.closed else self._file.tell())
+
+    def manifest(self) -> dict[str, Any]:
+        """What decides which documents come."""
+        return {"sources": [asdict(file) for file in self.files], "field": self.text_field}
+
+    def _read_file(self, file: CorpusFile) -> Iterator[Document]:
+        readers: dict[str, Callable[[CorpusFile], Iterator[Document]]] = {
+            "lines": self._read_lines,
+            "blank": self._read_blank_separated,
+            "whole": self._read_whole_file,
+            "jsonl": self._read_jsonl,
+            "parquet": self._read_parquet,
+            "datasets": self._read_hf_dataset,
+            "topics": _read_python_topics,
+        }
+        return readers[file.format](file)
+
+    def _read_lines(self, file: CorpusFile) -> Iterator[Document]:
+        return (Document(line, f"{file.name}:{number}") for number, line in self._iter_lines(file))
+
+    def _read_blank_separated(self, file: CorpusFile) -> Iterator[Document]:
+        lines: list[str] = []
+        first_line = 0
+        for number, line in self._iter_lines(file):
+            if line.strip():
+                first_line = first_line if lines else number
+                lines.append(line)
+            elif lines:
+                yield Document("\n".join(lines), f"{file.name}:{first_line}", line_is_sentence=True)
+                lines = []
+        if lines:
+            yield Document("\n".join(lines), f"{file.name}:{first_line}", line_is_sentence=True)
+
+    def _read_whole_file(self, file: CorpusFile) -> Iterator[Document]:
+        yield Document("\n".join(line for _, line in self._iter_lines(file)), f"{file.name}:1")
+
+    def _read_jsonl(self, file: CorpusFile) -> Iterator[Document]:
+        for number, line in self._iter_lines(file):
+            if line.strip():
+                location = f"{file.name}:{number}"
+                record = parse_json_object(line, location, f'{{"{self.text_field}": …}}')
+                yield Document(string_field(record, self.text_field, location), location)
+
+    def _read_parquet(self, file: CorpusFile) -> Iterator[Document]:
+        try:
+            import pyarrow
+            from pyarrow import parquet
+        except ImportError:
+            raise InputError(f"{file.name}: Parquet needs the package pyarrow: {_INSTALL_HINT}") from None
+        row = 0
+        try:
+            with open(file.name, "rb") as self._file, parquet.ParquetFile(self._file) as parquet_file:
+                names = parquet_file.schema_arrow.names
+                if self.text_field not in names:
+                    raise InputError(f"{file.name}: no column '{self.text_field}'; {did_you_mean(self.text_field, names)}")
+                for batch in parquet_file.iter_batches(columns=[self.text_field]):
+                    for value in batch.column(0).to_pylist():
+                        row += 1
+                        location = f"{file.name}:{row}"
+                        yield Document(string_field({self.text_field: value}, self.text_field, location), location)
+        except OSError as problem:  # what pyarrow says of damage may be one too
+            raise InputError(f"{file.name}:{row + 1}: cannot read on ({_first_line(problem)}); copy it again") from None
+        except (pyarrow.ArrowException, UnicodeDecodeError) as problem:
+            raise InputError(f"{file.name}:{row + 1}: damaged Parquet ({_first_line(problem)}); copy it again") from None
+
+    def _read_hf_dataset(self, file: CorpusFile) -> Iterator[Document]:
+        try:
+            import datasets
+        except ImportError:
+            raise InputError(f"{file.name}: needs the package datasets: pip install 'qkv[datasets]'") from None
+        dataset_id, _, split = file.name.removeprefix(DATASETS_PREFIX).partition(":")
+        name, _, config_name = dataset_id.partition("@")
+        row = 0
+        try:
+            dataset = datasets.load_dataset(name, config_name or None, split=split or "train", streaming=True)
+            for row, record in enumerate(dataset, 1):
+                location = f"{file.name}:{row}"
+                yield Document(string_field(record, self.text_field, location), location)
+        except InputError:
+            raise
+        except Exception as problem:  # of many classes, of as many libraries
+            raise InputError(f"{file.name}:{row + 1}: cannot be read ({_first_line(problem)})") from None
+
+    def _iter_lines(self, file: CorpusFile) -> Iterator[tuple[int, str]]:
+        """Each line without its end, after its number."""
+        number = 0
+        try:
+            with open(file.name, "rb") as self._file:
+                for number, raw in enumerate(decompressed_lines(self._file, file.name), 1):
+                    line = raw.removeprefix(_BYTE_ORDER_MARK) if number == 1 else raw
+                    yield number, _decode_line(line.removesuffix(b"\n").removesuffix(b"\r"), file.name, number)
+        except (gzip.BadGzipFile, EOFError, zlib.error):
+            suffix = Path(file.name).suffix.lower()
+            raise InputError(
+                f"{file.name}:{number + 1}: the {suffix} file is broken or ends early here; copy it again"
+            ) from None
+        except OSError as problem:
+            reason = f"cannot read on ({problem.strerror}); give a readable file"
+            raise InputError(f"{file.name}:{number + 1}: {reason}") from None
+
+
+def _find_files(path: str | Path, format: str | None) -> Iterator[CorpusFile]:
+    name = str(path)
+    if name.startswith(DATASETS_PREFIX):
+        yield CorpusFile(name, "datasets", 0)
+        return
+    if name == PYTHON_TOPICS:
+        yield CorpusFile(name, "topics", 0)
+        return
+    root = Path(path)
+    if not root.is_dir():
+        yield _make_corpus_file(root, format or _infer_format(root))
+        return
+    visible_files = (file for file in root.rglob("*") if not any(p.startswith(".") for p in file.relative_to(root).parts))
+    # With no format, every ending that we know counts, so that a text which needs to be told is not passed over.
+    files = [
+        file for file in visible_files if file.is_file() and (_possible_formats(file) if format is None else format in _possible_formats(file))
+    ]
+    if not files:
+        suffixes = [suffix for suffix, formats in _FORMATS_BY_SUFFIX.items() if format is None or format in formats]
+        raise InputError(f"{root}: no file in it ends in {', '.join(suffixes)}; name the files themselves")
+    for file in sorted(files, key=lambda file: file.relative_to(root).parts):
+        yield _make_corpus_file(file, format or _infer_format(file))
+
+
+def _read_python_topics(file: CorpusFile) -> Iterator[Document]:
+    from pydoc_data.topics import topics
+
+    return (Document(topics[name], f"{file.name}:{name}") for name in sorted(topics))
+
+
+def _make_corpus_file(path: Path, format: str) -> CorpusFile:
+    try:
+        return CorpusFile(str(path), format, path.stat().st_size)
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file; check the path") from None
+    except OSError as problem:
+        raise InputError(f"{path}: cannot read it ({problem.strerror}); give a readable file") from None
+
+
+def _possible_formats(path: Path) -> tuple[str, ...]:
+    inner = path.with_suffix("") if path.suffix.lower() in _COMPRESSED else path
+    return _FORMATS_BY_SUFFIX.get(inner.suffix.lower(), ())
+
+
+def name_implies_format(name: str | Path) -> bool:
+    """Whether a name alone says how documents stand in the file."""
+    return len(_possible_formats(Path(name))) == 1
+
+
+def _infer_format(path: Path) -> str:
+    formats = _possible_formats(path)
+    if len(formats) == 1 or not path.exists():
+        return formats[0] if formats else FORMATS[0]
+    options = "lines (a document a line), blank (blank lines between documents) or whole (a document a file)"
+    raise InputError(f"{path}: its name does not tell where a document ends; give the format: {options}")
+
+
+def _decode_line(raw: bytes, name: str, number: int) -> str:
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as problem:
+        reason = f"not UTF-8 at byte {problem.start + 1} of the line"
+        raise InputError(f"{name}:{number}: {reason}; save the file as UTF-8") from None
+
+
+def decompressed_lines(file: BinaryIO, name: str) -> Iterable[bytes]:
+    """Lines of a file that may be packed."""
+    suffix = Path(name).suffix.lower()
+    if suffix == ".gz":
+        return gzip.GzipFile(fileobj=file)
+    return file if suffix != ".zst" else _split_lines(_decompress_zst(file, name))
+
+
+def _decompress_zst(file: BinaryIO, name: str) -> Iterator[bytes]:
+    """What the frames of a zst file hold. An early end is an EOFError as gzip has it, where the library's own reader
+    takes it for the end of the text."""
+    try:
+        import zstandard
+    except ImportError:
+        raise InputError(f"{name}: .zst needs the package zstandard: {_INSTALL_HINT}") from None
+    decompressor = None
+    while compressed := file.read(_READ_SIZE):
+        while compressed:
+            decompressor = decompressor or zstandard.ZstdDecompressor().decompressobj()
+            try:
+                yield decompressor.decompress(compressed)
+            except zstandard.ZstdError:
+                raise EOFError from None
+            compressed = decompressor.unused_data if decompressor.eof else b""
+            decompressor = None if decompressor.eof else decompressor
+    if decompressor is not None:
+        raise EOFError
+
+
+def _split_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Lines, each with its end."""
+    rest: list[bytes] = []
+    for chunk in chunks:
+        *complete_lines, partial_line = chunk.split(b"\n")
+        for line in complete_lines:
+            yield b"".join((*rest, line, b"\n"))
+            rest = []
+        rest.append(partial_line)
+    if any(rest):
+        yield b"".join(rest)
+
+
+def _first_line(problem: BaseException) -> str:
+    """What a library says, in one line."""
+    return (str(problem).strip() or type(problem).__name__).splitlines()[0]

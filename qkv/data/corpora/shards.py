@@ -1,0 +1,244 @@
+"""A corpus cut into ids once and for all: files that are mapped into memory, built so that a kill costs one shard.
+
+A folder holds shards, each a safetensors file with the ids of some documents, where each document ends and where each
+sentence ends, and `meta.json`, which says what they were made of. A shard is whole or not there, and what it holds
+depends on the documents, the tokeniser and `shard_tokens` alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save as safetensors_bytes
+
+from qkv.data.corpora.corpus import Corpus, Document
+from qkv.data.corpora.tokenized_corpus import TokenBlock, TokenizedCorpus, concat, encode_blocks, tokenizer_fingerprint
+from qkv.errors import InputError
+from qkv.files import atomic_write_bytes, atomic_write_text
+from qkv.tokenization.tokenizer import Tokenizer
+
+META = "meta.json"
+SHARD_TOKENS = 2**26  # 128 MiB of two-byte ids
+_VERSION = 1
+_METADATA_KEY = "qkv"
+_TENSOR_NAMES = ("ids", "documents", "sentences")
+_DTYPES: dict[str, np.dtype[Any]] = {"U16": np.dtype("<u2"), "U32": np.dtype("<u4"), "I64": np.dtype("<i8")}
+_RERUN_HINT = "give the same qkv data build command again"
+
+# Documents and tokens that are in whole shards or on their way there.
+ProgressCallback = Callable[[int, int], None]
+
+
+class Shards(TokenizedCorpus):
+    """A folder that `build` has finished, by mapped memory: opening it reads next to nothing.
+
+    With `tokeniser`, a folder that was built with another one is refused. Sizes and counts are checked here; `check`
+    also reads every byte.
+    """
+
+    def __init__(self, folder: str | Path, tokenizer: Tokenizer | None = None, *, check: bool = False) -> None:
+        self.folder = Path(folder)
+        meta = _read_meta(self.folder)
+        if meta is None:
+            raise InputError(f"{self.folder}: has no {META}, so it is no built corpus; see qkv data build")
+        if "shards" not in meta:
+            raise InputError(f"{self.folder}: is not finished; {_RERUN_HINT}")
+        self.meta = meta
+        if tokenizer is not None and tokenizer_fingerprint(tokenizer) != self.meta["tokeniser"]:
+            raise InputError(f"{self.folder}: was built with another tokeniser; build it again, or load that tokeniser")
+        blocks = []
+        for number, expected in enumerate(self.meta["shards"]):
+            path = _shard_path(self.folder, number)
+            block, metadata = _open_shard(path)
+            if metadata != expected or (check and block.fingerprint() != metadata["digest"]):
+                raise InputError(f"{path}: damaged, or of another build; remove {self.folder} and build it again")
+            blocks.append(block)
+        super().__init__(blocks)
+
+    def __reduce__(self) -> tuple[Any, tuple[Path]]:
+        return Shards, (self.folder,)  # a copy in another process maps the files again
+
+    def fingerprint(self) -> str:
+        """The same for the same ids in the same shards; read off the index."""
+        fingerprints = " ".join(shard["digest"] for shard in self.meta["shards"])
+        return hashlib.blake2b(f"{self.meta['tokeniser']} {fingerprints}".encode(), digest_size=16).hexdigest()
+
+
+def build_shards(
+    folder: str | Path,
+    documents: Iterable[Document],
+    tokenizer: Tokenizer,
+    *,
+    num_workers: int = 0,
+    shard_tokens: int = SHARD_TOKENS,
+    on_progress: ProgressCallback = lambda documents, tokens: None,  # noqa: ARG005
+) -> Shards:
+    """Encodes the documents into `folder`; goes on after its last whole shard if it was begun before.
+
+    A shard ends with the document that brings it to `shard_tokens`. Given again, the documents must be the same: of a
+    `Corpus`, names and sizes of the files are compared. `tell` is called with what an earlier call has left, then
+    again and again.
+    """
+    folder = Path(folder)
+    if shard_tokens < 1:
+        raise InputError(f"a shard of {shard_tokens} tokens cannot be; use 1 or more")
+    settings = _build_settings(documents, tokenizer, shard_tokens)
+    if _start_or_resume(folder, settings):
+        return Shards(folder, tokenizer)
+    shard_infos = list(_existing_shards(folder))
+    num_documents, tokens = (sum(shard[name] for shard in shard_infos) for name in ("documents", "tokens"))
+    remaining = _skip_documents(documents, num_documents, folder)
+    blocks = _report_progress(encode_blocks(remaining, tokenizer, num_workers=num_workers), num_documents, tokens, on_progress)
+    for block in _split_into_shards(blocks, shard_tokens):
+        metadata = _shard_metadata(block)
+        tensors = {name: np.ascontiguousarray(getattr(block, name)) for name in _TENSOR_NAMES}
+        # One note only: the library writes several in any order, and the bytes have to be the same each time.
+        atomic_write_bytes(_shard_path(folder, len(shard_infos)), safetensors_bytes(tensors, {_METADATA_KEY: json.dumps(metadata)}))
+        shard_infos.append(metadata)
+    if not any(shard["tokens"] for shard in shard_infos):
+        raise InputError(f"{folder}: the corpus has no text, so that there is nothing to build; give some")
+    totals = {name: sum(shard[name] for shard in shard_infos) for name in ("documents", "sentences", "tokens")}
+    atomic_write_text(folder / META, json.dumps({**settings, **totals, "shards": shard_infos}, ensure_ascii=False, indent=2) + "\n")
+    return Shards(folder, tokenizer)
+
+
+def _build_settings(documents: Iterable[Document], tokenizer: Tokenizer, shard_tokens: int) -> dict[str, Any]:
+    """What a build is begun with; all that decides its bytes."""
+    manifest = documents.manifest() if isinstance(documents, Corpus) else {}
+    settings = {"version": _VERSION, "tokeniser": tokenizer_fingerprint(tokenizer), "vocabulary": tokenizer.vocab_size}
+    return {**settings, "shard_tokens": shard_tokens, **manifest}
+
+
+def _start_or_resume(folder: Path, settings: dict[str, Any]) -> bool:
+    """Whether the folder is built already; another corpus in it is refused, and one with nothing in it is taken."""
+    existing = _read_meta(folder)
+    if existing is None and folder.exists() and not (folder.is_dir() and _is_empty(folder)):
+        raise InputError(f"{folder}: is there already and is no corpus; choose another folder, or remove it first")
+    if existing is None or not ("shards" in existing or _shard_path(folder, 0).is_file()):
+        atomic_write_text(folder / META, json.dumps(settings, ensure_ascii=False, indent=2) + "\n")
+        return False
+    for key in sorted({*settings, *existing} - {"shards", "documents", "sentences", "tokens"}):
+        if existing.get(key) != settings.get(key):
+            reason = f"holds a corpus of another '{key}'"
+            raise InputError(f"{folder}: {reason}; choose another folder, or remove it first")
+    return "shards" in existing
+
+
+def _is_empty(folder: Path) -> bool:
+    """Whether nothing but what a kill may have left beside a file is in it."""
+    return all(path.name.startswith(".") for path in folder.iterdir())
+
+
+def _read_meta(folder: Path) -> dict[str, Any] | None:
+    path = folder / META
+    if not path.is_file():
+        return None
+    try:
+        meta: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        version = meta["version"]
+    except OSError as problem:
+        raise InputError(f"{path}: cannot be read ({problem.strerror})") from None
+    except (ValueError, TypeError, KeyError):
+        raise InputError(f"{path}: damaged; remove {folder} and build it again") from None
+    if version != _VERSION:
+        raise InputError(f"{path}: of version {version}, where this qkv reads {_VERSION}; build the corpus again")
+    return meta
+
+
+def _shard_path(folder: Path, number: int) -> Path:
+    return folder / f"{number:05}.safetensors"
+
+
+def _existing_shards(folder: Path) -> Iterator[dict[str, Any]]:
+    """What the shards of an unfinished build say of themselves."""
+    for number in itertools.count():
+        path = _shard_path(folder, number)
+        if not path.is_file():
+            return
+        yield _open_shard(path)[1]
+
+
+def _skip_documents(documents: Iterable[Document], count: int, folder: Path) -> Iterator[Document]:
+    """The documents after the first `count`, which are read over."""
+    remaining = iter(documents)
+    num_skipped = sum(1 for _ in itertools.islice(remaining, count))
+    if num_skipped < count:
+        raise InputError(
+            f"{folder}: was begun with {count} documents or more, and now there are {num_skipped}; remove it first"
+        )
+    return remaining
+
+
+def _report_progress(blocks: Iterable[TokenBlock], documents: int, tokens: int, on_progress: ProgressCallback) -> Iterator[TokenBlock]:
+    on_progress(documents, tokens)
+    for block in blocks:
+        documents += len(block.document_ends)
+        tokens += len(block.ids)
+        on_progress(documents, tokens)
+        yield block
+
+
+def _split_into_shards(blocks: Iterable[TokenBlock], shard_tokens: int) -> Iterator[TokenBlock]:
+    """The same documents in parts that end with the document that reaches `shard_tokens`, and what is left."""
+    pending: list[TokenBlock] = []
+    pending_tokens = 0
+    for block in blocks:
+        remaining = block
+        while pending_tokens + len(remaining.ids) >= shard_tokens:
+            last = int(np.searchsorted(remaining.document_ends, shard_tokens - pending_tokens)) + 1
+            yield concat([*pending, remaining.slice_documents(0, last)])
+            remaining = remaining.slice_documents(last, len(remaining.document_ends))
+            pending, pending_tokens = [], 0
+        if len(remaining.document_ends):
+            pending.append(remaining)
+            pending_tokens += len(remaining.ids)
+    if pending:
+        yield concat(pending)
+
+
+def _shard_metadata(block: TokenBlock) -> dict[str, Any]:
+    counts = {"documents": len(block.document_ends), "sentences": len(block.sentence_ends), "tokens": len(block.ids)}
+    return {**counts, "digest": block.fingerprint()}
+
+
+def _open_shard(path: Path) -> tuple[TokenBlock, dict[str, Any]]:
+    """A shard's arrays, as views of the mapped file, and what it says of itself."""
+    try:
+        size = path.stat().st_size
+        with open(path, "rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if length > size:
+                raise ValueError
+            header = json.loads(file.read(length))
+        arrays = _map_tensors(path, header, 8 + length, size)
+        metadata = json.loads(header["__metadata__"][_METADATA_KEY])
+        block = TokenBlock(*arrays)
+        ends = [array[-1] if len(array) else 0 for array in arrays[1:]]
+        counts = [metadata["tokens"], metadata["documents"], metadata["sentences"]]
+        if [*map(len, arrays)] != counts or any(end != len(block.ids) for end in ends):
+            raise ValueError
+    except FileNotFoundError:
+        raise InputError(f"{path}: is missing; restore it, or remove {path.parent} and build it again") from None
+    except OSError as problem:
+        raise InputError(f"{path}: cannot be read ({problem.strerror})") from None
+    except (ValueError, TypeError, KeyError, UnicodeDecodeError):
+        raise InputError(f"{path}: damaged; remove {path.parent} and build it again") from None
+    return block, metadata
+
+
+def _map_tensors(path: Path, header: dict[str, Any], data_offset: int, size: int) -> list[Any]:
+    mapped = np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
+    ends = [header[name]["data_offsets"][1] for name in _TENSOR_NAMES]
+    if data_offset + max(ends) != size:
+        raise ValueError
+    tensors = []
+    for name in _TENSOR_NAMES:
+        begin, end = header[name]["data_offsets"]
+        tensors.append(mapped[data_offset + begin : data_offset + end].view(_DTYPES[header[name]["dtype"]]))
+    return tensors

@@ -1,0 +1,65 @@
+"""Fields of a JSON object that are there and of the kind that they should be; strings are `readers.text_field`'s."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from qkv.data.formats.pair_readers import string_field
+from qkv.errors import InputError, did_you_mean
+
+_MAX_DIGITS = 10  # of what still counts something; Python refuses to read a number of thousands of them
+
+
+def object_field(record: Mapping[str, Any], name: str, location: str) -> dict[str, Any]:
+    """A field that is an object."""
+    value = require_field(record, name, location)
+    if not isinstance(value, dict):
+        raise InputError(f"{location}: field '{name}' is not an object; write {{…}}")
+    return value
+
+
+def objects_field(record: Mapping[str, Any], name: str, location: str) -> list[dict[str, Any]]:
+    """A field that is a list of objects."""
+    value = require_field(record, name, location)
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise InputError(f"{location}: field '{name}' is not a list of objects; write [{{…}}, …]")
+    return value
+
+
+def strings_field(record: Mapping[str, Any], name: str, location: str) -> tuple[str, ...]:
+    """A field that is a list of strings."""
+    value = require_field(record, name, location)
+    if not isinstance(value, list):
+        raise InputError(f"{location}: field '{name}' is not a list of strings; write [\"…\", …]")
+    return tuple(
+        string_field({f"{name}[{number}]": text}, f"{name}[{number}]", location) for number, text in enumerate(value)
+    )
+
+
+def int_field(record: Mapping[str, Any], name: str, location: str) -> int:
+    """A field that is a whole number."""
+    value = require_field(record, name, location)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InputError(f"{location}: field '{name}' is {value!r}, not a whole number; correct it")
+    return value
+
+
+def parse_count(text: str) -> int | str:
+    """A number out of a text that spells one from 0 on, else the text."""
+    return int(text) if text.strip().isdecimal() and len(text) < _MAX_DIGITS else text
+
+
+def id_field(record: Mapping[str, Any], name: str, location: str) -> str:
+    """An id: a string or a number, as text; "" where there is none."""
+    value = record.get(name, "")
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise InputError(f"{location}: field '{name}' is {value!r}, neither a string nor a whole number; correct it")
+    return str(value)
+
+
+def require_field(record: Mapping[str, Any], name: str, location: str) -> Any:
+    """A field that is there, whatever it holds."""
+    if name not in record:
+        raise InputError(f"{location}: no field '{name}'; {did_you_mean(name, record) if record else 'the object is empty'}")
+    return record[name]

@@ -1,0 +1,71 @@
+"""The file of a part in a folder as it was downloaded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from qkv.data.formats.io import COMPRESSED, file_suffix
+from qkv.errors import InputError, did_you_mean
+
+ALIASES = {"train": ("train", "training"), "dev": ("dev", "val", "valid", "validation"), "test": ("test",)}
+
+
+@dataclass(frozen=True, slots=True)
+class SplitFiles:
+    """How the files of a format are called: by part, and in which folder; or by their ending and the part's name."""
+
+    files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    folders: tuple[str, ...] = ()
+    suffixes: tuple[str, ...] = ()
+
+
+def find_split_file(path: Path, split: str | None, split_files: SplitFiles) -> Path:
+    """`path` itself if it is a file, else the file of the part in it ("train" if none is named)."""
+    if not path.is_dir():
+        return path
+    subfolders = [path / name for name in split_files.folders if (path / name).is_dir()]
+    folder = subfolders[0] if subfolders else path
+    split_name = _canonical_split(split or "train", split_files, path)
+    if split_files.files:
+        candidates = [folder / name for name in split_files.files[split_name]]
+        matches = [variant for file in candidates for variant in _compressed_variants(file) if variant.is_file()]
+    else:
+        matches = _files_named_after(folder, split_name, split_files.suffixes)
+        if len(matches) > 1:
+            file_names = ", ".join(file.name for file in matches)
+            raise InputError(f"{folder}: several files may be its part '{split_name}': {file_names}; name the file itself")
+    if not matches:
+        contents = ", ".join(sorted(file.name for file in folder.iterdir())[:12]) or "nothing"
+        expected = " or ".join(split_files.files[split_name]) if split_files.files else f"{split_name}*{' or '.join(split_files.suffixes)}"
+        raise InputError(f"{folder}: no {expected} for the part '{split_name}'; in it: {contents}")
+    return matches[0]
+
+
+def _canonical_split(split: str, split_files: SplitFiles, path: Path) -> str:
+    split_name = next((name for name, aliases in ALIASES.items() if split in aliases), split)
+    if split_name in split_files.files:
+        return split_name
+    known = split_files.files or ALIASES
+    # MNLI has two of each: "dev_matched" is its "dev".
+    if split_name.removesuffix("_matched") in known:
+        return split_name.removesuffix("_matched")
+    if split_name not in known:
+        raise InputError(f"{path}: there is no part '{split}'; {did_you_mean(split, known)}")
+    return split_name
+
+
+def _compressed_variants(file: Path) -> Iterator[Path]:
+    yield file
+    yield from (file.with_name(file.name + extension) for extension in COMPRESSED)
+
+
+def _files_named_after(folder: Path, split: str, suffixes: tuple[str, ...]) -> list[Path]:
+    """Files called after the part; if there are none, those that have its name in theirs."""
+    files = sorted(file for file in folder.iterdir() if file.is_file() and file_suffix(file) in suffixes)
+    stems = {file: file.name.lower().partition(".")[0] for file in files}
+    exact = [file for file in files if stems[file] in ALIASES[split]]
+    pattern = re.compile(rf"(?<![a-z])({'|'.join(ALIASES[split])})(?![a-z])")
+    return exact or [file for file in files if pattern.search(file.name.lower())]

@@ -1,0 +1,239 @@
+"""A family's Hugging Face form, as data: its config.json both ways, its classes, its weight rules."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor
+
+from qkv import spec
+from qkv.errors import InputError, did_you_mean
+from qkv.families.hf.rules import Rule
+
+HFConfig = dict[str, Any]
+
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+    "tanh": "tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+}
+
+
+@dataclass(frozen=True)
+class ConfigKey:
+    """One value: its key in config.json, the field of the family's Shape (or keyword of its `spec`), its place."""
+
+    hf_key: str
+    config_field: str
+    spec_path: str  # in the spec, dotted
+    value_map: Mapping[Any, Any] | None = None  # theirs -> ours, where they are named differently
+    heads: tuple[str, ...] = ()  # the heads whose spec can say it; none named: all
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What a class of theirs is: our name of its head, and whether its body's names stand without the prefix."""
+
+    head: str
+    no_prefix: bool = False
+
+
+@dataclass(frozen=True)
+class WhenSpec:
+    """Rules that hold only where the spec has this value in this place: their names depend on it."""
+
+    spec_path: str  # dotted
+    equals: Any
+    rules: tuple[Rule, ...]
+
+
+def _unchanged(config: HFConfig) -> HFConfig:
+    return config
+
+
+def _infer_nothing(config: HFConfig, _: Mapping[str, Tensor]) -> HFConfig:
+    return config
+
+
+@dataclass(frozen=True, kw_only=True)
+class HFFormat:
+    model_type: str
+    prefix: str  # of the body's names in a model with a head; rules are written with it
+    architectures: Mapping[str, Architecture]
+    config_keys: tuple[ConfigKey, ...]
+    backbone_rules: tuple[Rule, ...]
+    head_rules: Mapping[str, tuple[Rule, ...]] = field(default_factory=dict)  # by our name of the head
+    untied_head_rules: Mapping[str, tuple[Rule, ...]] = field(default_factory=dict)  # the same where the head has its own weight
+    conditional_rules: tuple[WhenSpec, ...] = ()  # beside the body's
+    supported_values: Mapping[str, Any] = field(default_factory=dict)  # what we have no other value of
+    infer_from_weights: Callable[[HFConfig, Mapping[str, Tensor]], HFConfig] = _infer_nothing  # what their tensors say and no config does
+    from_hf_config: Callable[[HFConfig], HFConfig] = _unchanged  # where their values are not ours one by one
+    to_hf_config: Callable[[HFConfig], HFConfig] = _unchanged
+
+    def rules(self, head: str, model: spec.Model) -> tuple[Rule, ...]:
+        """Everything that a model under this head is filled from."""
+        head_rules = self.head_rules.get(head, ())
+        if head in self.untied_head_rules and model.head is not None and not model.head.tie_embeddings:
+            head_rules = self.untied_head_rules[head]
+        return (*self.backbone_rules, *head_rules, *self._select_conditional(lambda conditional: bool(_get_path(model, conditional.spec_path) == conditional.equals)))
+
+    def all_rules(self) -> tuple[Rule, ...]:
+        """Also those of the other heads: what may stand in a checkpoint of this family."""
+        head_rules = (rule for table in (self.head_rules, self.untied_head_rules) for rules in table.values() for rule in rules)
+        return (*self.backbone_rules, *head_rules, *self._select_conditional(lambda _: True))
+
+    def _select_conditional(self, applies: Callable[[WhenSpec], bool]) -> tuple[Rule, ...]:
+        return tuple(rule for conditional in self.conditional_rules if applies(conditional) for rule in conditional.rules)
+
+
+def spec_from_hf_config(family: ModuleType, config: HFConfig, location: str, head: str, labels: tuple[str, ...]) -> spec.Model:
+    """The spec that a config.json describes, under a head; a value that we do not know is refused by name."""
+    hf_format: HFFormat = family.HUGGING_FACE
+    config = hf_format.from_hf_config(dict(config))
+    for key, value in hf_format.supported_values.items():
+        if config.get(key, value) not in (value, None):
+            raise InputError(f"{location}: {key} is {config[key]!r}; of {hf_format.model_type} qkv has {value!r} only")
+    for key, is_unsupported in _UNSUPPORTED_KEYS.items():
+        if config.get(key) and is_unsupported(config[key]):
+            raise InputError(f"{location}: {key} is {config[key]!r}, which qkv does not compute")
+    values: dict[str, Any] = {}
+    defaults = _defaults(family)
+    for config_key in hf_format.config_keys:
+        if config.get(config_key.hf_key) is not None:
+            values[config_key.config_field] = _to_qkv_value(config_key, config[config_key.hf_key], location)
+            _check_type(config_key, values[config_key.config_field], defaults[config_key.config_field], location)
+    return _apply_usage(_make_spec(family, values, head, labels), config)
+
+
+# what any family's config may say that changes the mathematics and that no family here has
+_UNSUPPORTED_KEYS: dict[str, Callable[[Any], bool]] = {
+    "quantization_config": lambda _: True,
+    "pruned_heads": lambda _: True,
+}
+
+
+def _defaults(family: ModuleType) -> dict[str, Any]:
+    spec_params = {name: parameter.default for name, parameter in inspect.signature(family.spec).parameters.items()}
+    return spec_params | {f.name: f.default for f in fields(family.Shape)}
+
+
+def _make_spec(family: ModuleType, values: dict[str, Any], head: str, labels: tuple[str, ...]) -> spec.Model:
+    config_fields = {f.name for f in fields(family.Shape)}
+    config = family.Shape(**{name: value for name, value in values.items() if name in config_fields})
+    spec_kwargs = {name: value for name, value in values.items() if name not in config_fields}
+    model_spec: spec.Model = family.spec(config, head=head, labels=labels, **spec_kwargs)
+    return model_spec
+
+
+def _to_qkv_value(config_key: ConfigKey, value: Any, location: str) -> Any:
+    if config_key.value_map is None:
+        return value
+    hf_values = [str(name) for name in config_key.value_map]
+    if not isinstance(value, str | int | bool) or value not in config_key.value_map:
+        raise InputError(f"{location}: {config_key.hf_key} '{value}' is unknown; {did_you_mean(str(value), hf_values)}")
+    return config_key.value_map[value]
+
+
+def _check_type(config_key: ConfigKey, value: Any, default: Any, location: str) -> None:
+    if default is None or default is inspect.Parameter.empty:
+        return
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    is_valid = is_number if isinstance(default, float) else type(value) is type(default)
+    if is_valid and (isinstance(default, float) or config_key.config_field in _POSITIVE_FIELDS):
+        is_valid = value > 0 if config_key.config_field in _POSITIVE_FIELDS else value >= 0
+    if not is_valid:
+        raise InputError(f"{location}: {config_key.hf_key} cannot be {value!r}")
+
+
+_POSITIVE_FIELDS = ("width", "heads", "layers", "hidden", "length", "source", "target", "image", "patch", "channels")
+
+
+def hf_config_from_spec(family: ModuleType, model: spec.Model) -> tuple[HFConfig, str]:
+    """The config.json of a spec, and their class for its head. What the table cannot say again is refused."""
+    hf_format: HFFormat = family.HUGGING_FACE
+    labels = model.head.labels if model.head is not None else ()
+    comparable = model if model.head is None else replace(model, head=replace(model.head, several=False, word="first"))
+    for name, architecture in hf_format.architectures.items():
+        # a body may stand under their class that has a pooler, which it is read without where its weights are not there
+        head = "body" if model.head is None and architecture.head == "pooler" else architecture.head
+        config, values = _config_of(hf_format, model, head)
+        if _make_spec(family, values, head, labels) == comparable:
+            return _add_metadata(hf_format.to_hf_config(config | dict(hf_format.supported_values)), hf_format, name, labels) | _usage_of(model), name
+    raise InputError(f"this model is no plain {hf_format.model_type} any more; Hugging Face has no form for it")
+
+
+_PROBLEM_TYPE_KEY, _MULTI_LABEL = "problem_type", "multi_label_classification"
+_SUBWORD_POOLING_KEY = "qkv_word"  # a key of ours: their models leave it to whoever uses them
+
+
+def _apply_usage(model: spec.Model, config: HFConfig) -> spec.Model:
+    """With what a config says of the use of the head's logits, which is no part of the mathematics."""
+    head = model.head
+    if head is not None and head.kind == "sequence" and config.get(_PROBLEM_TYPE_KEY) == _MULTI_LABEL:
+        return replace(model, head=replace(head, several=True))
+    if head is not None and head.kind == "token" and config.get(_SUBWORD_POOLING_KEY) == "mean":
+        return replace(model, head=replace(head, word="mean"))
+    return model
+
+
+def _usage_of(model: spec.Model) -> HFConfig:
+    """The inverse of `_used`."""
+    if model.head is not None and model.head.multi_label:
+        return {_PROBLEM_TYPE_KEY: _MULTI_LABEL}
+    return {_SUBWORD_POOLING_KEY: "mean"} if model.head is not None and model.head.subword_pooling == "mean" else {}
+
+
+def _config_of(hf_format: HFFormat, model: spec.Model, head: str) -> tuple[HFConfig, dict[str, Any]]:
+    """Their keys and our fields with what the spec has in those places."""
+    config: HFConfig = {}
+    values: dict[str, Any] = {}
+    for config_key in hf_format.config_keys:
+        value = _get_path(model, config_key.spec_path)
+        if value is not None and (not config_key.heads or head in config_key.heads):
+            values[config_key.config_field] = value
+            config[config_key.hf_key] = value if config_key.value_map is None else _to_hf_value(config_key, value)
+    return config, values
+
+
+def _get_path(model: spec.Model, spec_path: str) -> Any:
+    value: Any = model
+    for name in spec_path.split("."):
+        value = getattr(value, name, None)
+    return value
+
+
+def _to_hf_value(config_key: ConfigKey, value: Any) -> Any:
+    assert config_key.value_map is not None
+    for hf_value, qkv_value in config_key.value_map.items():
+        if qkv_value == value:
+            return hf_value
+    raise InputError(f"{config_key.config_field} {value!r} has no name in Hugging Face's {config_key.hf_key}")
+
+
+def _add_metadata(config: HFConfig, hf_format: HFFormat, architecture: str, labels: tuple[str, ...]) -> HFConfig:
+    full_config: HFConfig = {"architectures": [architecture], "model_type": hf_format.model_type, "dtype": "float32"} | config
+    if labels:  # else theirs are two
+        full_config["id2label"] = {str(index): label for index, label in enumerate(labels)}
+        full_config["label2id"] = {label: index for index, label in enumerate(labels)}
+    return full_config
+
+
+def labels_from_hf_config(config: HFConfig) -> tuple[str, ...]:
+    """The names of a classifier's outputs; two where a config says nothing."""
+    id2label = config.get("id2label")
+    if isinstance(id2label, dict) and id2label:
+        if sorted(id2label, key=str) != sorted(map(str, range(len(id2label)))):
+            raise InputError(f"config.json: id2label should number its labels 0 to {len(id2label) - 1}")
+        return tuple(str(id2label[str(index)]) for index in range(len(id2label)))
+    num_labels = config.get("num_labels", config.get("_num_labels", 2))
+    return tuple(f"LABEL_{index}" for index in range(num_labels if isinstance(num_labels, int) else 2))

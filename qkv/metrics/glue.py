@@ -1,0 +1,66 @@
+"""What GLUE and SuperGLUE report beside the usual: F1 of one class, and exact match over examples that belong together.
+
+Wang et al. 2018 and 2019: the F1 of MRPC and QQP is that of the positive class; MultiRC's are the F1 of the right
+answers over all questions, and the share of questions all of whose answers are judged rightly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from qkv.errors import InputError
+from qkv.metrics.classification import F1
+from qkv.metrics.metric import Metric, Scores, Stats, check_aligned, safe_divide
+
+
+class GroupedLabel(str):
+    """A label that knows the group of its example."""
+
+    group: str
+
+    @staticmethod
+    def create(label: str, group: str) -> GroupedLabel:
+        grouped_label = GroupedLabel(label)
+        grouped_label.group = group
+        return grouped_label
+
+
+@dataclass(frozen=True)
+class PositiveF1(F1):
+    """Precision, recall and F1 of the one class in `labels`."""
+
+    name: ClassVar[str] = "f1"
+
+    def score(self, stats: Stats) -> Scores:
+        scores = super().score(stats)
+        return {name: scores[f"{name}_micro"] for name in ("f1", "precision", "recall")}
+
+
+class GroupExactMatch(Metric[str, GroupedLabel]):
+    """The share of groups in which every example is right.
+
+    A group is counted where its first example stands: who draws examples anew, or swaps them, has all of it or nothing.
+    """
+
+    name = "exact"
+
+    def statistics(self, hypotheses: Sequence[str], references: Sequence[GroupedLabel]) -> Stats:
+        check_aligned(hypotheses, references)
+        row_of_group: dict[str, int] = {}
+        stats = np.zeros((len(references), 2))  # [examples, 2] all right, one group
+        for number, (hypothesis, reference) in enumerate(zip(hypotheses, references, strict=True)):
+            group_row = row_of_group.setdefault(reference.group, number)
+            if group_row == number:
+                stats[number] = 1
+            stats[group_row, 0] *= hypothesis == reference
+        return stats
+
+    def score(self, stats: Stats) -> Scores:
+        return {"exact": safe_divide(stats[0], stats[1])}
+
+    def per_example(self, stats: Stats) -> list[Scores]:  # noqa: ARG002
+        raise InputError(f"{self.name} belongs to groups, not to one example; leave it out here")

@@ -1,0 +1,102 @@
+"""Multi-label classification: any number of labels for a text, or for two, each judged for itself.
+
+As in GoEmotions (Demszky et al. 2020), with a sigmoid and binary cross-entropy a label.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from qkv.data.examples import TextExample
+from qkv.data.labels import check_labels, collect_labels
+from qkv.errors import InputError
+from qkv.metrics.classification import F1, Accuracy, collect_label_set
+from qkv.metrics.metric import Metric
+from qkv.objectives import classification
+from qkv.objectives.classification import Inputs
+from qkv.objectives.loss import LossSum
+from qkv.tasks import text_inputs
+from qkv.tasks.base import Features, check_example_type, check_labeled, location_range, pack_features
+from qkv.tokenization.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiLabel(text_inputs.TextInputSettings):
+    """See `qkv.tasks.base.Task`."""
+
+    metric: str = "f1_micro"  # or f1_macro, or accuracy: the share of texts with exactly the right labels
+    threshold: float = 0.5  # the probability from which on a label counts
+
+    name = "label"
+    head_kind = "sequence"
+    head_overrides: ClassVar[dict[str, Any]] = {"several": True}
+    example_type = TextExample
+
+    def __post_init__(self) -> None:
+        if not 0 < self.threshold < 1:
+            raise InputError(f"task.threshold: a probability between 0 and 1, not {self.threshold}")
+
+    def primary_metric(self, labels: Sequence[str]) -> str:  # noqa: ARG002
+        return self.metric
+
+    def labels(self, examples: Sequence[TextExample]) -> tuple[str, ...]:
+        check_labeled(self, examples, TextExample)
+        labels = collect_labels(examples)
+        if not labels:
+            raise InputError(f"{location_range(examples)}: no example has a label; is it the right column?")
+        unsplit_examples = [example for example in examples if isinstance(example.label, str) and not {",", ";", "|"}.isdisjoint(example.label)]
+        if unsplit_examples and not any(isinstance(example.label, tuple) for example in examples):
+            message = f"'{unsplit_examples[0].label}' would be one label; say what stands between two, as in --column separator=,"
+            raise InputError(f"{unsplit_examples[0].location}: {message}")
+        return tuple(labels)
+
+    def featurize(
+        self, examples: Sequence[TextExample], tokenizer: Tokenizer, labels: Sequence[str], max_length: int
+    ) -> list[Features]:
+        check_example_type(self.name, examples, TextExample)
+        check_labels(labels, examples)
+        multi_hot_labels = [() if example.label is None else tuple(float(name in _example_labels(example)) for name in labels) for example in examples]
+        return text_inputs.featurize_texts(examples, tokenizer, max_length, self.on_too_long, multi_hot_labels)
+
+    def collate(self, features: Sequence[Features], use_token_types: bool) -> Inputs:
+        source, token_type_ids, _ = pack_features(features, use_token_types)
+        return Inputs(source, token_type_ids, None, torch.tensor([feature.labels for feature in features if feature.labels]))  # [B, labels]
+
+    def loss(self, logits: Tensor, batch: Inputs) -> LossSum:
+        return classification.multi_label_bce(logits, batch)
+
+    def postprocess(
+        self,
+        outputs: Sequence[tuple[Features, Tensor]],
+        example: TextExample,  # noqa: ARG002
+        labels: Sequence[str],
+    ) -> frozenset[str]:
+        ((_, logits),) = outputs
+        probs = torch.sigmoid(logits[0]).tolist()
+        return frozenset(name for name, prob in zip(labels, probs, strict=True) if prob >= self.threshold)
+
+    def gold(self, example: TextExample) -> frozenset[str]:
+        if example.label is None:
+            raise InputError(f"{example.location}: has no labels; give them, or an empty list")
+        return _example_labels(example)
+
+    def metrics(
+        self, labels: Sequence[str], predictions: Sequence[frozenset[str]], golds: Sequence[frozenset[str]]
+    ) -> list[Metric[Any, Any]]:
+        return [F1(collect_label_set(labels, predictions, golds), "micro"), Accuracy()]
+
+
+def _example_labels(example: TextExample) -> frozenset[str]:
+    """An example's labels; one alone is a set of one."""
+    if isinstance(example.label, float):
+        raise InputError(f"{example.location}: the label {example.label} is a number; for numbers there is the task rate")
+    return frozenset((example.label,) if isinstance(example.label, str) else example.label or ())
+
+
+def make(**settings: Any) -> MultiLabel:
+    return MultiLabel(**settings)

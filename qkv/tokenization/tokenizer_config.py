@@ -1,0 +1,166 @@
+"""What a checkpoint folder says of its tokeniser beside the vocabulary: its class, its options, its special tokens.
+
+Hugging Face has kept this in three places over the years: tokenizer_config.json (with `added_tokens_decoder` since
+2023), special_tokens_map.json and added_tokens.json. Which one wins: as in transformers 5.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken
+
+from qkv.errors import InputError
+from qkv.tokenization.template import Template
+
+CONFIG_FILE, SPECIAL_TOKENS_MAP_FILE, ADDED_TOKENS_FILE = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
+
+ROLE_TO_HF_KEY = {
+    "start": "bos_token",
+    "end": "eos_token",
+    "unk": "unk_token",
+    "sep": "sep_token",
+    "pad": "pad_token",
+    "cls": "cls_token",
+    "mask": "mask_token",
+}
+
+# These classes say how a tokenizer.json is read, not what is in it.
+_GENERIC_CLASSES = {"PreTrainedTokenizer", "PreTrainedTokenizerFast", "TokenizersBackend"}
+
+
+@dataclass(frozen=True)
+class TokenizerConfig:
+    """What the files say. `named` holds the special tokens that they name, None where they deny that there is one."""
+
+    folder: Path
+    options: Mapping[str, Any]
+    named_tokens: Mapping[str, Any]
+    additional_tokens: tuple[AddedToken, ...]
+    added_tokens: tuple[tuple[int, AddedToken], ...]
+    class_name: str | None
+    family_template: Template | None
+    known_templates: tuple[Template, ...]
+
+    @property
+    def template(self) -> Template | None:
+        """That of the class which the files name, whatever the family's; None where neither is known."""
+        if self.class_name is None or self.class_name in _GENERIC_CLASSES:
+            return self.family_template
+        templates = (candidate for candidate in (self.family_template, *self.known_templates) if candidate is not None)
+        return next((candidate for candidate in templates if self.class_name in candidate.hf_classes), None)
+
+    @property
+    def unknown_class(self) -> str | None:
+        """A class that the files name and that is not known here: its own code may do anything to a text."""
+        is_known = self.class_name is None or self.class_name in _GENERIC_CLASSES or self.template is not None
+        return None if is_known else self.class_name
+
+    def flag(self, name: str, default: bool | None) -> bool | None:
+        value = self.options.get(name, default)
+        if value is None or isinstance(value, bool):
+            return value
+        raise InputError(f"{self.folder / CONFIG_FILE}: '{name}' is {value!r}; make it true or false")
+
+    def special_tokens(self, template: Template | None) -> dict[str, AddedToken]:
+        """The token in each role: the one that the files name, else the template's."""
+        all_named = self.class_name in _GENERIC_CLASSES and self.named_tokens
+        defaults = {} if all_named or template is None else template.special_tokens
+        merged = {**defaults, **self.named_tokens}
+        special_tokens = {role: parse_added_token(merged[role], self.folder / CONFIG_FILE) for role in ROLE_TO_HF_KEY if merged.get(role) is not None}
+        if template is not None and template.mask_lstrip and isinstance(merged.get("mask"), str):
+            # As in fairseq: the space before a mask belongs to it, and is then not a token of its own.
+            special_tokens["mask"] = AddedToken(merged["mask"], lstrip=True, special=True)
+        return special_tokens
+
+    def is_named(self, role: str) -> bool:
+        return self.named_tokens.get(role) is not None
+
+
+def read_tokenizer_config(folder: Path, family_template: Template | None, known_templates: tuple[Template, ...]) -> TokenizerConfig:
+    options, special_tokens_map = (read_json(folder / name) for name in (CONFIG_FILE, SPECIAL_TOKENS_MAP_FILE))
+    is_complete = "added_tokens_decoder" in options
+    # The newer file, where it is complete, makes the older one obsolete.
+    merged = options if is_complete else {**options, **special_tokens_map}
+    location = folder / CONFIG_FILE
+    named_tokens = {role: merged[key] for role, key in ROLE_TO_HF_KEY.items() if key in merged}
+    raw_additional = merged.get("extra_special_tokens") or merged.get("additional_special_tokens") or []
+    raw_additional = list(raw_additional.values()) if isinstance(raw_additional, dict) else raw_additional
+    if not isinstance(raw_additional, list):
+        raise InputError(f"{location}: 'additional_special_tokens' is not a list; correct it or copy the file again")
+    additional_tokens = tuple(parse_added_token(value, location) for value in raw_additional)
+    if is_complete:
+        added_tokens = _parse_added_tokens_decoder(options["added_tokens_decoder"], location)
+    else:
+        special_names = {parse_added_token(value, location).content for value in named_tokens.values() if value is not None}
+        special_names |= {token.content for token in additional_tokens}
+        added_tokens = _parse_legacy_added_tokens(read_json(folder / ADDED_TOKENS_FILE), special_names, folder / ADDED_TOKENS_FILE)
+    class_name = options.get("tokenizer_class")
+    if isinstance(class_name, str) and class_name not in _GENERIC_CLASSES:
+        class_name = class_name.removesuffix("Fast")
+    class_name = class_name if isinstance(class_name, str) else None
+    return TokenizerConfig(folder, options, named_tokens, additional_tokens, added_tokens, class_name, family_template, known_templates)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object; an empty one where there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        table = json.loads(read_file(path))
+    except ValueError:  # covers bad UTF-8 as well
+        raise InputError(f"{path}: damaged or not JSON; copy it again") from None
+    if not isinstance(table, dict):
+        raise InputError(f"{path}: not a JSON object; copy it again")
+    return table
+
+
+def read_file(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as problem:
+        raise InputError(f"{path}: cannot be read ({problem.strerror}); check the path") from None
+
+
+def parse_vocab_json(content: bytes, location: str) -> dict[str, int]:
+    """A vocab.json: tokens and their ids, each id once."""
+    try:
+        table = json.loads(content)
+    except ValueError:  # covers bad UTF-8 as well
+        raise InputError(f"{location}: damaged or not JSON; copy it again") from None
+    if not isinstance(table, dict) or not table or not all(type(token_id) is int for token_id in table.values()):
+        raise InputError(f"{location}: not a table of tokens and their ids; is it a vocabulary?")
+    if len(set(table.values())) < len(table) or min(table.values()) < 0:
+        raise InputError(f"{location}: two tokens share an id, or one is below 0; copy it again")
+    return table
+
+
+def parse_added_token(value: Any, location: Path, *, special: bool = True) -> AddedToken:
+    """A token as the files write it: a string, or an object with its name and how it is matched in a text."""
+    if isinstance(value, str):
+        return AddedToken(value, special=special)
+    if not isinstance(value, dict) or not isinstance(value.get("content"), str):
+        raise InputError(f"{location}: {value!r} is not a token; give its name, or an object with 'content'")
+    flags = {name: bool(value[name]) for name in ("single_word", "lstrip", "rstrip", "normalized") if name in value}
+    return AddedToken(value["content"], special=special, **flags)
+
+
+def _parse_added_tokens_decoder(table: Any, location: Path) -> tuple[tuple[int, AddedToken], ...]:
+    try:
+        items = sorted((int(token_id), token, bool(token.get("special"))) for token_id, token in table.items())
+    except (AttributeError, TypeError, ValueError):
+        raise InputError(f"{location}: 'added_tokens_decoder' is not a table of tokens; copy the file again") from None
+    return tuple((token_id, parse_added_token(token, location, special=special)) for token_id, token, special in items)
+
+
+def _parse_legacy_added_tokens(table: Mapping[str, Any], special_names: set[str], location: Path) -> tuple[tuple[int, AddedToken], ...]:
+    if not all(type(token_id) is int for token_id in table.values()):
+        raise InputError(f"{location}: not a table of tokens and their ids; copy it again")
+    return tuple(
+        (token_id, AddedToken(token, normalized=token not in special_names, special=token in special_names))
+        for token, token_id in sorted(table.items(), key=lambda item: item[1])
+    )

@@ -1,0 +1,112 @@
+"""A run as people watch it: a bar in the terminal, plain lines elsewhere, TensorBoard on request."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from qkv.errors import InputError
+from qkv.reports.report import headline_metrics
+from qkv.train.run_log import Record
+
+_DISPLAY_NAMES = {"per": "token error rate", "wer": "sequence error rate", "next_sentence_loss": "next-sentence loss"}
+_PERCENT_METRICS = ("per", "wer", "accuracy")
+_TIME_KEYS = ("seconds", "seconds_left")
+
+
+def format_record(record: Record) -> str:
+    """A record in words."""
+    values = record.values
+    if record.kind == "note":
+        return "\n".join(record.samples)
+    if record.kind == "train":
+        speed = f"{values['tokens_per_second']:,.0f} tokens/s ({values['share']:.0%} of the matrix peak)"
+        return f"step {record.step}: loss {values['loss']:.4f}, {speed}, {format_duration(values['seconds_left'])} left"
+    if record.kind == "valid":
+        names = headline_metrics([name for name in values if name not in _TIME_KEYS])
+        scores = [f"{_DISPLAY_NAMES.get(name, name)} {_format_value(name, values[name])}" for name in names]
+        return "\n  ".join([f"step {record.step}: held-out {', '.join(scores)}", *record.samples])
+    kept_weights = f"the mean of the last {values['averaged']:.0f} checkpoints" if values["averaged"] else f"step {values['best_step']:.0f}"
+    return f"finished at step {record.step} after {format_duration(values['seconds'])} of training; kept {kept_weights}"
+
+
+def _format_value(name: str, value: float) -> str:
+    return f"{value:.2%}" if name in _PERCENT_METRICS else f"{value:,.4g}"
+
+
+def format_duration(seconds: float) -> str:
+    """Seconds as people say them."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def _is_main_rank() -> bool:
+    """Of several processes only the first one does; torchrun tells each its number."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def print_on_main(text: str) -> None:
+    if _is_main_rank():
+        print(text, flush=True)
+
+
+def display(records: Iterable[Record], steps: int | None) -> bool:
+    """Draws the records; False where there were none. Who does not know the steps is told by a note."""
+    if not _is_main_rank() or not sys.stderr.isatty():
+        any_records = False
+        for record in records:
+            any_records = True
+            if format_record(record):
+                print_on_main(format_record(record))
+        return any_records
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
+        BarColumn(),
+        TextColumn("loss {task.fields[loss]:.3f}  {task.fields[speed]:,.0f} tokens/s "),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[left]} left"),  # the run's own estimate, which knows of validations and checkpoints
+    )
+    iterator = iter(records)
+    with console.status("reading the data"):
+        first_record = next(iterator, None)
+    if first_record is None:
+        return False
+    with Progress(*columns, console=console) as bar:
+        total = steps or first_record.values.get("steps", 1)
+        task = bar.add_task("", total=total, loss=float("nan"), speed=0, left="?")
+        for record in itertools.chain([first_record], iterator):
+            values = record.values
+            if record.kind == "train":
+                fields = {"loss": values["loss"], "speed": values["tokens_per_second"], "left": format_duration(values["seconds_left"])}
+                bar.update(task, completed=record.step, **fields)
+            elif format_record(record):
+                bar.console.print(format_record(record), highlight=False, markup=False)
+    return True
+
+
+def log_tensorboard(records: Iterable[Record], folder: Path) -> Iterator[Record]:
+    """Passes records on and writes them as TensorBoard events beside the run."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise InputError("--tensorboard needs the package: pip install 'qkv[tensorboard]'") from None
+    writer = None
+    if not _is_main_rank():
+        yield from records
+        return
+    for record in records:
+        writer = writer or SummaryWriter(str(folder / "tensorboard"))  # not before the run has claimed its folder
+        for name, value in record.values.items():
+            writer.add_scalar(f"{record.kind}/{name}", value, record.step)
+        writer.flush()
+        yield record
+    if writer is not None:
+        writer.close()

@@ -1,0 +1,133 @@
+"""AdamW for large embeddings of which a training set uses few rows, as in fine-tuning on a CPU.
+
+A row that never had a gradient has no moments: all that AdamW (Loshchilov & Hutter 2019) does to it is to decay it, by
+the same factor as every other such row. So these rows sleep: their common factor is kept as one number, and a row is
+brought up to date where it is looked up. The others, gathered, go through AdamW as ever. With a vocabulary of 30,000
+and a set that has 2,500 of its words, a step neither fills nor reads nor updates nine tenths of the embedding.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.adamw import adamw
+
+from qkv.nn.embedding import TokenEmbedding
+
+_MIN_ROWS = 4096  # rows of an embedding that is worth it
+_MAX_ACTIVE_FRACTION = 0.5  # share of rows from which on all of them together are faster
+
+
+class LazyEmbedding:
+    """An embedding, which rows of it ever had a gradient, and how far the others are behind."""
+
+    def __init__(self, module: nn.Embedding):
+        self.module = module
+        self.active = torch.zeros(module.num_embeddings, dtype=torch.bool)
+        self.active_rows = torch.empty(0, dtype=torch.long)  # those awake, in order
+        self.total_decay = 1.0  # the product of all steps' factors
+        self.applied_decay = torch.ones(len(self.active), dtype=torch.float64)  # what it was when a row was last right
+        module.sparse = True
+        self.hook = module.register_forward_pre_hook(lambda _, inputs: self.catch_up(inputs[0].unique()))
+
+    def activate(self, rows: Tensor) -> None:
+        if not bool(self.active[rows].all()):
+            self.active[rows] = True
+            self.active_rows = self.active.nonzero()[:, 0]
+
+    @torch.no_grad()
+    def catch_up(self, rows: Tensor) -> None:
+        """Rows that are asleep get the decay that they missed."""
+        stale_rows = rows[~self.active[rows] & (self.applied_decay[rows] != self.total_decay)]
+        if len(stale_rows):
+            weight = self.module.weight
+            factor = (self.total_decay / self.applied_decay[stale_rows]).to(weight.dtype)
+            weight[stale_rows] = weight[stale_rows] * factor[:, None]
+            self.applied_decay[stale_rows] = self.total_decay
+
+    def flush(self) -> None:
+        self.catch_up(torch.arange(len(self.active)))
+
+    def disable(self) -> None:
+        """From now on the embedding is one like others."""
+        self.flush()
+        self.hook.remove()
+        self.module.sparse = False
+
+
+class LazyEmbeddingAdamW(torch.optim.AdamW):
+    """torch's, to whose state and figures its own are equal, where some weights are those of `tables`."""
+
+    def __init__(self, param_groups: Any, embeddings: list[LazyEmbedding], **settings: Any):
+        super().__init__(param_groups, **settings)
+        self.embeddings = {embedding.module.weight: embedding for embedding in embeddings}
+
+    def flush(self) -> None:
+        """To be called before a weight is read by other means than a lookup: saved, scored, averaged."""
+        for embedding in self.embeddings.values():
+            embedding.flush()
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        lazy_params = [(group, p) for group in self.param_groups for p in group["params"] if p in self.embeddings]
+        sparse_grads = [(group, p, p.grad.coalesce()) for group, p in lazy_params if p.grad is not None]
+        for _, p, _ in sparse_grads:
+            p.grad = None  # torch's own kernels take no such gradient
+        result = super().step(closure)
+        for group, p, gradient in sparse_grads:
+            self._update(group, p, gradient)
+        return result
+
+    def _update(self, group: dict[str, Any], weight: Tensor, gradient: Tensor) -> None:
+        embedding, state = self.embeddings[weight], self.state[weight]
+        if not state:
+            state["step"] = torch.zeros(())
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(weight), torch.zeros_like(weight)
+        grad_rows = gradient.indices()[0]  # [G] in order
+        embedding.activate(grad_rows)
+        rows = embedding.active_rows  # [R]
+        dense_grad = weight.new_zeros(len(rows), weight.shape[1])
+        dense_grad[torch.searchsorted(rows, grad_rows)] = gradient.values()
+        tensors = [weight, state["exp_avg"], state["exp_avg_sq"]]
+        active_tensors = [tensor.index_select(0, rows) for tensor in tensors]  # [R, width] each
+        beta1, beta2 = group["betas"]
+        settings = {name: group[name] for name in ("lr", "weight_decay", "eps", "maximize")}
+        adamw(
+            active_tensors[:1], [dense_grad], active_tensors[1:2], active_tensors[2:], [], [state["step"]],
+            beta1=beta1, beta2=beta2, amsgrad=False, fused=True, **settings,
+        )  # fmt: skip
+        for tensor, active_tensor in zip(tensors, active_tensors, strict=True):
+            tensor.index_copy_(0, rows, active_tensor)
+        embedding.total_decay *= 1 - group["lr"] * group["weight_decay"]
+        self._disable_mostly_active()
+
+    def _disable_mostly_active(self) -> None:
+        """Of tables most of whose rows are awake."""
+        for weight, embedding in list(self.embeddings.items()):
+            if len(embedding.active_rows) > _MAX_ACTIVE_FRACTION * len(embedding.active):
+                embedding.disable()
+                del self.embeddings[weight]
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """The rows that have moments are those that had a gradient."""
+        super().load_state_dict(state_dict)
+        for weight, embedding in self.embeddings.items():
+            for name in ("exp_avg", "exp_avg_sq"):
+                if name in self.state[weight]:
+                    embedding.activate(self.state[weight][name].any(1).nonzero()[:, 0])
+        self._disable_mostly_active()
+
+
+def find_lazy_embeddings(model: nn.Module) -> list[LazyEmbedding]:
+    """The trained embeddings that are worth it, and that nothing but a lookup reads: not those that a head shares."""
+    use_counts = Counter(id(weight) for module in model.modules() for weight in module._parameters.values())
+    embeddings = [module.tokens for module in model.modules() if isinstance(module, TokenEmbedding)]
+    return [
+        LazyEmbedding(embedding)
+        for embedding in embeddings
+        if embedding.num_embeddings >= _MIN_ROWS and embedding.weight.requires_grad and use_counts[id(embedding.weight)] == 1
+    ]

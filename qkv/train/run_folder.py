@@ -1,0 +1,72 @@
+"""Whose a run's folder is: the first recipe's that began there, and one process's at a time."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from qkv.checkpoints.model_folder import is_finished
+from qkv.errors import InputError
+from qkv.recipe.parse import read_recipe
+from qkv.recipe.schema import Recipe
+from qkv.train.checkpoint import has_checkpoint
+
+RECIPE = "recipe.yaml"
+
+
+def check_same_recipe(folder: Path, recipe: Recipe) -> None:
+    """A folder holds one run: another recipe is refused before anything is touched."""
+    path = folder / RECIPE
+    if not path.is_file() or not (has_checkpoint(folder) or is_finished(folder)):
+        if folder.exists() and not folder.is_dir():
+            raise InputError(f"{folder}: is a file; choose another output folder")
+        return
+    previous, current = _flatten(asdict(read_recipe(path))), _flatten(asdict(recipe))
+    for key in sorted(previous.keys() | current.keys()):
+        is_inferred = current.get(key) is None and key in _INFERRED and previous[key] == _INFERRED[key]
+        if previous.get(key) != current.get(key) and not key.startswith(_MAY_CHANGE) and not is_inferred:
+            change = f"{key} was {previous.get(key)}, is {current.get(key)}"
+            raise InputError(f"{folder}: holds a run of another recipe ({change}); choose another --output, or remove it")
+
+
+def lock_run_folder(folder: Path) -> int | None:
+    """Makes the folder, and keeps other processes from training in it until what is given is closed.
+
+    The system lets go of it by itself where this process dies. On systems or disks without such locks there is none.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock_fd = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be made ({error.strerror}); choose another output folder") from None
+    try:
+        fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock_fd)
+        raise InputError(
+            f"{folder}: another process is training here; wait for it, or choose another --output"
+        ) from None
+    except OSError:
+        os.close(lock_fd)
+        return None
+    return lock_fd
+
+
+# may change without changing the numbers, or by no more than rounding: what to try when memory runs out is among them
+_MAY_CHANGE = ("name", "test.", "data.test", "train.workers", "train.log_every", "train.save_every", "train.accumulate")
+_MAY_CHANGE += ("train.recompute", "train.compile", "train.graph", "valid.samples")
+# what is written down where a recipe says nothing and the training examples do (`found_out` of tasks)
+_INFERRED = {"task.threshold": 0.0, "task.pairs": True}
+
+
+def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
