@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from qkv.generation import GenerationConfig, embed, generate, predict, token_log_probs
     from qkv.metrics import evaluate
     from qkv.nn import Ragged, build
-    from qkv.train import fit, read_recipe
+    from qkv.recipe import read_recipe
+    from qkv.train.trainer import fit
 
 _LAZY_EXPORTS = {
     "Decoding": "qkv.generation",

@@ -23,7 +23,7 @@ SkipBad = Annotated[
 
 def load_run_recipe(run: Path) -> Any:
     """The recipe that a run was trained by."""
-    from qkv.train import read_recipe
+    from qkv.recipe import read_recipe
 
     if not run.is_dir():
         raise InputError(f"{run}: no such folder; train a model first (qkv train RECIPE), or check the path")

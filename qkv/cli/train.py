@@ -37,7 +37,7 @@ def train(
 
     Kill it at any moment: the same command goes on, as if it had never stopped.
     """
-    from qkv.train import read_recipe
+    from qkv.recipe import read_recipe
     from qkv.train.display import print_on_main
 
     check_device(device)
@@ -99,8 +99,8 @@ def _make_recipe(task: Any, data: str | None, init_from: str | None, overrides: 
 
 
 def _train_run(recipe: Any, folder: Path, device: str | None, tensorboard: bool) -> bool:
-    from qkv.train import fit
     from qkv.train.display import display, log_tensorboard
+    from qkv.train.trainer import fit
 
     records = fit(recipe, folder, device=device)
     return display(log_tensorboard(records, folder) if tensorboard else records, recipe.train.steps)

@@ -13,8 +13,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from qkv.data.compression import INSTALL_HINT, decompressed_lines
 from qkv.data.corpora.sentence_split import sentence_ends
-from qkv.data.formats.pair_readers import parse_json_object, string_field
+from qkv.data.formats.fields import parse_json_object, string_field
 from qkv.errors import InputError, did_you_mean
 
 FORMATS = ("lines", "blank", "whole", "jsonl", "parquet")
@@ -25,8 +26,6 @@ _FORMATS_BY_SUFFIX = {".txt": ("lines", "blank", "whole"), ".jsonl": ("jsonl",),
 _FORMATS_BY_SUFFIX |= {".parquet": ("parquet",)}
 _COMPRESSED = (".gz", ".zst")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_READ_SIZE = 2**18
-_INSTALL_HINT = "pip install 'qkv[corpora]'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +146,7 @@ class Corpus:
             import pyarrow
             from pyarrow import parquet
         except ImportError:
-            raise InputError(f"{file.name}: Parquet needs the package pyarrow: {_INSTALL_HINT}") from None
+            raise InputError(f"{file.name}: Parquet needs the package pyarrow: {INSTALL_HINT}") from None
         row = 0
         try:
             with open(file.name, "rb") as self._file, parquet.ParquetFile(self._file) as parquet_file:
@@ -265,46 +264,10 @@ def _decode_line(raw: bytes, name: str, number: int) -> str:
         raise InputError(f"{name}:{number}: {reason}; save the file as UTF-8") from None
 
 
-def decompressed_lines(file: BinaryIO, name: str) -> Iterable[bytes]:
-    """Lines of a file that may be packed."""
-    suffix = Path(name).suffix.lower()
-    if suffix == ".gz":
-        return gzip.GzipFile(fileobj=file)
-    return file if suffix != ".zst" else _split_lines(_decompress_zst(file, name))
 
 
-def _decompress_zst(file: BinaryIO, name: str) -> Iterator[bytes]:
-    """What the frames of a zst file hold. An early end is an EOFError as gzip has it, where the library's own reader
-    takes it for the end of the text."""
-    try:
-        import zstandard
-    except ImportError:
-        raise InputError(f"{name}: .zst needs the package zstandard: {_INSTALL_HINT}") from None
-    decompressor = None
-    while compressed := file.read(_READ_SIZE):
-        while compressed:
-            decompressor = decompressor or zstandard.ZstdDecompressor().decompressobj()
-            try:
-                yield decompressor.decompress(compressed)
-            except zstandard.ZstdError:
-                raise EOFError from None
-            compressed = decompressor.unused_data if decompressor.eof else b""
-            decompressor = None if decompressor.eof else decompressor
-    if decompressor is not None:
-        raise EOFError
 
 
-def _split_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Lines, each with its end."""
-    rest: list[bytes] = []
-    for chunk in chunks:
-        *complete_lines, partial_line = chunk.split(b"\n")
-        for line in complete_lines:
-            yield b"".join((*rest, line, b"\n"))
-            rest = []
-        rest.append(partial_line)
-    if any(rest):
-        yield b"".join(rest)
 
 
 def _first_line(problem: BaseException) -> str:

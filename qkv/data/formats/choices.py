@@ -15,10 +15,10 @@ from qkv.data.formats.fields import (
     objects_field,
     parse_count,
     require_field,
+    string_field,
     strings_field,
 )
 from qkv.data.formats.io import ErrorPolicy, json_records
-from qkv.data.formats.pair_readers import string_field
 from qkv.data.formats.table import Row, read_rows
 from qkv.errors import InputError
 

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from qkv.data.examples import Span, TextExample, check_span
-from qkv.data.formats.fields import int_field, object_field, objects_field, parse_count, strings_field
+from qkv.data.formats.fields import int_field, object_field, objects_field, parse_count, string_field, strings_field
 from qkv.data.formats.io import ErrorPolicy, json_records, read_json, read_lines
-from qkv.data.formats.pair_readers import string_field
 from qkv.data.formats.table import Row, read_rows
 from qkv.errors import InputError, did_you_mean
 

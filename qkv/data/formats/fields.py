@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
-from qkv.data.formats.pair_readers import string_field
 from qkv.errors import InputError, did_you_mean
 
 _MAX_DIGITS = 10  # of what still counts something; Python refuses to read a number of thousands of them
@@ -63,3 +63,31 @@ def require_field(record: Mapping[str, Any], name: str, location: str) -> Any:
     if name not in record:
         raise InputError(f"{location}: no field '{name}'; {did_you_mean(name, record) if record else 'the object is empty'}")
     return record[name]
+
+
+def parse_json_object(line: str, location: str, expected: str) -> dict[str, object]:
+    """The object that a line of JSON lines holds; `wanted` shows what it should look like."""
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as problem:
+        raise InputError(f"{location}: not JSON ({problem.msg} at column {problem.colno}); repair the line") from None
+    except (ValueError, RecursionError):  # a number of thousands of digits, a thousand brackets
+        raise InputError(f"{location}: JSON too long or too deep to read; repair the line") from None
+    if not isinstance(record, dict):
+        raise InputError(f"{location}: not a JSON object; write {expected}")
+    return record
+
+
+def string_field(record: Mapping[str, object], name: str, location: str) -> str:
+    """A field that is there, is a string, and is whole Unicode."""
+    if name not in record:
+        hint = did_you_mean(name, record) if record else "the object is empty"
+        raise InputError(f"{location}: no field '{name}'; {hint}")
+    value = record[name]
+    if not isinstance(value, str):
+        raise InputError(f"{location}: field '{name}' is not a string; put it in quotes")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:  # "\ud800" is JSON, but half a character
+        raise InputError(f"{location}: field '{name}' holds a lone surrogate escape; remove or repair it") from None
+    return value

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from qkv.data.corpora.corpus import decompressed_lines
+from qkv.data.compression import decompressed_lines
 from qkv.data.examples import ImageExample, Pixels
 from qkv.data.formats.io import COMPRESSED, ErrorPolicy
 from qkv.data.formats.split_files import ALIASES, SplitFiles

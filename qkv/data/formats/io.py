@@ -15,8 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from qkv.data.corpora.corpus import decompressed_lines
-from qkv.data.formats.pair_readers import parse_json_object
+from qkv.data.compression import decompressed_lines
+from qkv.data.formats.fields import parse_json_object
 from qkv.errors import InputError, one_line
 
 COMPRESSED = (".gz", ".zst")

@@ -13,9 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from qkv.data.examples import Answer, QAExample, check_span
-from qkv.data.formats.fields import id_field, int_field, object_field, objects_field, require_field, strings_field
+from qkv.data.formats.fields import (
+    id_field,
+    int_field,
+    object_field,
+    objects_field,
+    require_field,
+    string_field,
+    strings_field,
+)
 from qkv.data.formats.io import ErrorPolicy, json_records, read_json
-from qkv.data.formats.pair_readers import string_field
 from qkv.errors import InputError
 
 

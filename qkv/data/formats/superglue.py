@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from qkv.data.examples import Answer, MultipleChoiceExample, QAExample, Span, TextExample, check_span
-from qkv.data.formats.fields import id_field, int_field, object_field, objects_field
+from qkv.data.formats.fields import id_field, int_field, object_field, objects_field, string_field
 from qkv.data.formats.io import ErrorPolicy, json_records
-from qkv.data.formats.pair_readers import string_field
 from qkv.errors import InputError
 
 PLACEHOLDER = "@placeholder"  # stands in ReCoRD's query where the entity is missing

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from qkv.data.examples import Examples, ExampleT, Label, TextExample
-from qkv.data.formats.fields import id_field, require_field
+from qkv.data.formats.fields import id_field, require_field, string_field
 from qkv.data.formats.io import ErrorPolicy, csv_records, file_suffix, json_records, tsv_records
-from qkv.data.formats.pair_readers import string_field
 from qkv.errors import InputError, did_you_mean, one_line
 
 SUFFIXES = {".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".txt": "tsv"}

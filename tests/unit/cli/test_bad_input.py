@@ -19,7 +19,7 @@ from test_cli import qkv
 
 from qkv.data.examples import TextExample
 from qkv.data.pair import unit_hash
-from qkv.train import read_recipe
+from qkv.recipe import read_recipe
 
 GOOD = 24  # examples that nothing is wrong with
 TEXTS = reviews(GOOD)

@@ -21,8 +21,9 @@ from words import write_task
 
 from qkv.checkpoints.safetensors_io import load_tensors, save_tensors
 from qkv.cli import main
+from qkv.recipe import read_recipe
 from qkv.tokenization.tokenizer import train_tokenizer
-from qkv.train import fit, read_recipe
+from qkv.train.trainer import fit
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,8 @@ sys.path.append(str(Path(__file__).parents[1] / "train"))
 from sentences import mixed, write_recipe
 
 from qkv.metrics.sacrebleu import Bleu
-from qkv.train import fit, read_recipe
+from qkv.recipe import read_recipe
+from qkv.train.trainer import fit
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,8 @@ from reviews import recipe_text, reviews, write_model, write_reviews
 from test_cli import must_refuse, qkv
 
 from qkv.cli import input_stream
-from qkv.train import fit, read_recipe
+from qkv.recipe import read_recipe
+from qkv.train.trainer import fit
 
 NASTY = "<script>alert('x')</script> good & 😀"
 KINDS = {

@@ -25,7 +25,8 @@ from qkv.generation import predict
 from qkv.metrics import evaluate
 from qkv.nn import build
 from qkv.objectives.seq2seq import loss, make_inputs
-from qkv.train import fit, read_recipe
+from qkv.recipe import read_recipe
+from qkv.train.trainer import fit
 from qkv.train.workloads.seq2seq import build_seq2seq_workload
 
 FAMILIES = [n for n in families.names() if not hasattr(families.get_family(n), "HUGGING_FACE")]  # trained here

@@ -8,9 +8,10 @@ from reviews import recipe_text, shape_of, write_model, write_reviews
 from qkv import families, spec
 from qkv.checkpoints import load
 from qkv.nn import build
+from qkv.recipe import read_recipe
 from qkv.recipe.schema import FinetuneConfig, TrainConfig
-from qkv.train import fit, read_recipe
 from qkv.train.optimizer import build_optimizer, layers_below_head
+from qkv.train.trainer import fit
 
 FAMILIES = ("bert", "gpt2", "roberta", "bart", "t5")
 

@@ -16,7 +16,7 @@ from test_cli import must_refuse, qkv
 from qkv.checkpoints import load, save
 from qkv.data.examples import TextExample
 from qkv.errors import InputError
-from qkv.train import read_recipe
+from qkv.recipe import read_recipe
 from qkv.train.auto_recipe import default_batch_tokens, make_recipe
 
 

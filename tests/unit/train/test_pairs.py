@@ -15,9 +15,10 @@ from qkv.errors import InputError
 from qkv.generation import GenerationConfig, predict
 from qkv.metrics import evaluate, reference_loss
 from qkv.metrics.sacrebleu import Bleu
+from qkv.recipe import read_recipe
 from qkv.recipe.parse import recipe_to_yaml
 from qkv.recipe.schema import SideTokenizer, SideTokenizers
-from qkv.train import fit, read_recipe
+from qkv.train.trainer import fit
 from qkv.train.workloads.pair_data import to_examples
 from qkv.train.workloads.seq2seq import build_seq2seq_workload, build_tokenizers, eval_examples
 

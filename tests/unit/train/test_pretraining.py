@@ -20,8 +20,9 @@ from qkv.checkpoints import load, save
 from qkv.checkpoints.safetensors_io import load_tensors
 from qkv.data.corpora import corpus
 from qkv.errors import InputError
-from qkv.train import fit, read_recipe
+from qkv.recipe import read_recipe
 from qkv.train.checkpoint import LAST_CHECKPOINT
+from qkv.train.trainer import fit
 from qkv.train.workloads.pretraining import build_pretraining_workload, evaluate_perplexity
 
 loop = importlib.import_module("qkv.train.trainer")  # the module: the package has a function of that name

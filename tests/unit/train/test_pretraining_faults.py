@@ -12,9 +12,9 @@ from qkv.checkpoints import load
 from qkv.checkpoints.safetensors_io import load_tensors, save_tensors
 from qkv.cli import app
 from qkv.errors import InputError
+from qkv.recipe import read_recipe
 from qkv.tokenization.hf import save_tokenizers
 from qkv.tokenization.tokenizer import train_tokenizer
-from qkv.train import read_recipe
 from qkv.train.checkpoint import BEST_WEIGHTS, LAST_CHECKPOINT
 
 ENCODER_DECODER = """

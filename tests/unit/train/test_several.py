@@ -14,7 +14,7 @@ sys.path.append(str(Path(__file__).parents[1] / "cli"))
 from test_cli import must_refuse, qkv
 from words import write_task
 
-from qkv.train import read_recipe
+from qkv.recipe import read_recipe
 from qkv.train.multi_run import final_metrics, with_folds
 
 

@@ -18,7 +18,8 @@ from test_pretraining import OWN, RECIPES, TINY, write_text
 
 from qkv.checkpoints import load
 from qkv.checkpoints.safetensors_io import load_tensors
-from qkv.train import fit, read_recipe
+from qkv.recipe import read_recipe
+from qkv.train.trainer import fit
 
 TWO = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
 STILL = ["model.dropout=0", "model.attention_dropout=0"]

@@ -15,8 +15,9 @@ from qkv.checkpoints import load, save
 from qkv.checkpoints.lora import merge_bundle
 from qkv.checkpoints.safetensors_io import load_tensors
 from qkv.errors import InputError
+from qkv.recipe import read_recipe
 from qkv.tasks.base import predict
-from qkv.train import fit, read_recipe
+from qkv.train.trainer import fit
 from qkv.train.workloads.finetuning import build_finetune_workload
 from qkv.train.workloads.task_data import read_split
 

@@ -18,8 +18,8 @@ from qkv.data.formats import read
 from qkv.errors import InputError
 from qkv.recipe.parse import validate_recipe
 from qkv.tasks.base import predict, predict_logits
-from qkv.train import fit
 from qkv.train.auto_recipe import make_recipe
+from qkv.train.trainer import fit
 from qkv.train.workloads.finetuning import build_finetune_workload
 from qkv.train.workloads.task_data import read_split
 
