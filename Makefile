@@ -26,7 +26,7 @@ $(DEMO)/model.safetensors: $(READY)
 
 $(DEMO)/alignments.png: $(DEMO)/model.safetensors
 	$(BIN)/qkv eval $(DEMO)
-	$(BIN)/qkv look $(DEMO) attention knowledge pronounce -o $@
+	$(BIN)/qkv plot $(DEMO) attention knowledge pronounce -o $@
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist worksteal tests
@@ -35,7 +35,7 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest tests/test_house.py
+	$(BIN)/python -m pytest tests/test_architecture.py
 
 clean:
 	rm -rf $(VENV) runs

@@ -140,9 +140,9 @@ class Shop:
     def ours(self) -> nn.Module:
         from qkv import checkpoints
 
-        loaded = checkpoints.load(self.folder, self.options.device, head="body")
-        assert not loaded.missing_keys
-        return loaded.model
+        bundle = checkpoints.load(self.folder, self.options.device, head="backbone")
+        assert not bundle.missing_keys
+        return bundle.model
 
     @contextlib.contextmanager
     def computing(self) -> Iterator[None]:

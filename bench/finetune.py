@@ -16,7 +16,7 @@ of the weights after the last step.
   Trainer, grouped          train_sampling_strategy="group_by_length" besides: sentences of similar length share a batch
   Trainer, grouped, compiled  torch_compile besides; on a GPU, or with --compile
   qkv                       `qkv train`: packed batches of a token budget; on a GPU a step is one CUDA graph
-  qkv, without graphs       train.graph off; on a GPU
+  qkv, without graphs       train.cuda_graphs off; on a GPU
   qkv, compiled             train.compile; on a GPU, or with --compile
 
 All make the same number of steps: the Trainer takes --batch sentences each, ours the token budget that makes as many
@@ -73,17 +73,17 @@ def recipe(shop: Shop, seed: int, compiled: bool, graph: bool) -> Any:
     for part, path in files.items():
         rows = [json.dumps({"text": text, "label": label}) + "\n" for text, label in getattr(shop, part)]
         path.write_text("".join(rows), encoding="utf-8")
-    train = {"steps": options.steps, "batch_tokens": budget(shop), "learning_rate": options.rate}
-    train |= {"schedule": "linear", "warmup": 0.1, "betas": [0.9, 0.999], "epsilon": 1e-8, "weight_decay": 0.01}
-    train |= {"clip": 1.0, "compile": compiled, "graph": graph, "log_every": WARM, "workers": options.our_workers}
+    train = {"max_steps": options.steps, "batch_tokens": budget(shop), "learning_rate": options.rate}
+    train |= {"schedule": "linear", "warmup_ratio": 0.1, "betas": [0.9, 0.999], "adam_epsilon": 1e-8, "weight_decay": 0.01}
+    train |= {"max_grad_norm": 1.0, "compile": compiled, "cuda_graphs": graph, "log_every": WARM, "num_workers": options.our_workers}
     train |= {"precision": "auto", "save_every": 10**9}
     plain = {
         "name": "finetune",
-        "task": "classify",
-        "model": {"from": str(shop.start(seed))},
+        "task": "text_classification",
+        "model": {"init_from": str(shop.start(seed))},
         "data": {"format": "jsonl", "train": str(files["train"]), "valid": str(files["test"])},
         "train": train,
-        "valid": {"every": 10**9},  # the last step alone is scored
+        "validation": {"every_steps": 10**9},  # the last step alone is scored
         "seed": seed,
     }
     return parse_recipe(plain, "bench")

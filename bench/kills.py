@@ -1,7 +1,7 @@
 """Random kill -9 against a training run: every restart has to resume, and the last weights have to be the same bits.
 
     python bench/kills.py recipes/pretrain-gpt2-mini.yaml train.save_every=5 --minutes 10
-    python bench/kills.py RECIPE data.stream=true train.workers=2 --seed 2 --mean 4
+    python bench/kills.py RECIPE data.streaming=true train.num_workers=2 --seed 2 --mean 4
 
 The recipe is trained once undisturbed, then once more into another folder while the process with all its children is
 killed without warning, again and again, at moments that `--seed` decides: the time between start and kill is

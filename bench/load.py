@@ -58,16 +58,16 @@ QUIET = "transformers.logging.set_verbosity_error(); transformers.utils.logging.
 THEIRS = (
     f"import transformers; from transformers import AutoModel, AutoTokenizer, BertModel, BertTokenizerFast; {QUIET}"
 )
-OURS = "from qkv import weights; import qkv.families.bert, qkv.tokenization.hf"
+OURS = "from qkv import checkpoints; import qkv.families.bert, qkv.tokenization.hf"
 MODEL = "model = AutoModel.from_pretrained(sys.argv[1])"
 # what is imported before the clock starts, and what is then timed; argument 1 is the folder
 LOADS = {
     "transformers": (THEIRS, MODEL),
-    "qkv": (OURS, "model = weights.load(sys.argv[1]).model"),
+    "qkv": (OURS, "model = checkpoints.load(sys.argv[1]).model"),
     "transformers, with tokeniser": (THEIRS, f"{MODEL}; kept = AutoTokenizer.from_pretrained(sys.argv[1])"),
     "qkv, with tokeniser": (
         OURS,
-        "kept = weights.load(sys.argv[1]); model = kept.model; assert kept.source is not None",
+        "kept = checkpoints.load(sys.argv[1]); model = kept.model; assert kept.source_tokenizer is not None",
     ),
 }
 IMPORTS = {

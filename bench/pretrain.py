@@ -12,7 +12,7 @@ paper's batch), and is asked for 15 % of the tokens; see bench/train_encoder.py,
 
   transformers             as it comes; of BERT on a GPU only the compiled one is run
   transformers, compiled   mode default, dynamic=False, BERT's batches padded to one shape; a GPU, or --compile
-  qkv                      packed; the loss by `objectives.likelihood`, which keeps no logits
+  qkv                      packed; the loss by `objectives.chunked_cross_entropy`, which keeps no logits
   qkv, compiled            each block compiled once for batches of any shape, as train.compile does
   qkv, compiled, recorded  and the forward and backward pass of a shape that repeats is one CUDA graph: GPT-2's alone
 

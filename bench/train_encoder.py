@@ -203,7 +203,7 @@ def our_row(folder: Path, options: argparse.Namespace, _batches: list[Batch], co
             block.compile_sublayers()  # as train.compile does
 
     def loss(batch: Batch, run: Run) -> Tensor:
-        logits = run(Ragged.from_lengths(batch.words, batch.lengths), at=batch.at)  # [K, vocabulary]
+        logits = run(Ragged.from_lengths(batch.words, batch.lengths), positions=batch.at)  # [K, vocabulary]
         return F.cross_entropy(logits, batch.asked)
 
     return Row(model, model, lambda batch, run: [partial(loss, batch, run)])

@@ -30,25 +30,25 @@ if TYPE_CHECKING:
     from qkv.train.trainer import fit
 
 _LAZY_EXPORTS = {
-    "Decoding": "qkv.generation",
+    "GenerationConfig": "qkv.generation",
     "InputError": "qkv.errors",
-    "Loaded": "qkv.checkpoints",
+    "ModelBundle": "qkv.checkpoints",
     "Ragged": "qkv.nn",
     "alignments": "qkv.analysis.alignments",
     "build": "qkv.nn",
-    "capture": "qkv.analysis.capture",
+    "capture_attention": "qkv.analysis.capture",
     "cost": "qkv.analysis.cost",
     "embed": "qkv.generation",
     "evaluate": "qkv.metrics",
-    "fit": "qkv.train",
+    "fit": "qkv.train.trainer",
     "generate": "qkv.generation",
     "load": "qkv.checkpoints",
     "plot_alignments": "qkv.analysis.plot",
     "predict": "qkv.generation",
     "read_pairs": "qkv.data.formats.pair_readers",
-    "read_recipe": "qkv.train",
+    "read_recipe": "qkv.recipe",
     "save": "qkv.checkpoints",
-    "score": "qkv.generation",
+    "token_log_probs": "qkv.generation",
 }
 
 __all__ = [

@@ -19,7 +19,7 @@ __all__ += ["FeatureLayers", "RecurrentDecoder", "RelativePositionBias", "Transf
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
 Cell = Literal["lstm", "gru"]
-FeatureLayers = Literal["last", "last_four", "mix"]
+FeatureLayers = Literal["last", "concat_last_4", "scalar_mix"]
 ScoreName = Literal["scaled_dot", "dot", "bilinear", "additive", "mlp"]
 
 
@@ -83,7 +83,7 @@ class Norm:
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """Self-attention, cross-attention where `cross` is given, feed-forward; each with residual and norm."""
+    """Self-attention, cross-attention where `cross_attention` is given, feed-forward; each with residual and norm."""
 
     self_attention: Attention
     feedforward: FeedForward
@@ -106,7 +106,7 @@ class RelativePositionBias:
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerStack:
-    """`depth` blocks of one shape."""
+    """`num_layers` blocks of one shape."""
 
     block: Block
     num_layers: int
@@ -161,7 +161,7 @@ class Embedding:
     vocab_size: int
     d_model: int
     max_length: int = 512  # the longest sequence that is taken
-    position: Literal["sinusoid", "halves", "learned", "none"] = "sinusoid"  # halves: all sines, then all cosines
+    position: Literal["sinusoid", "sinusoid_concat", "learned", "none"] = "sinusoid"  # sinusoid_concat: all sines, then all cosines
     position_offset: int = 0  # rows of the learned table that stand before the first position's
     padding_idx: int | None = None  # a token whose vector is not trained by being looked up, as Hugging Face has it
     num_segments: int = 0  # kinds of segment, each with a vector that is added (Devlin et al. 2019); 0: none
@@ -228,11 +228,11 @@ def classification_head(kind: HeadKind, d_model: int, labels: tuple[str, ...], *
 
 
 def select_head(heads: dict[str, Head], name: str) -> Head | None:
-    """A family's head by its name; `body` is none."""
-    if name == "body":
+    """A family's head by its name; `backbone` is none."""
+    if name == "backbone":
         return None
     if name not in heads:
-        raise InputError(f"head: this family has no '{name}'; {did_you_mean(name, ['body', *heads])}")
+        raise InputError(f"head: this family has no '{name}'; {did_you_mean(name, ['backbone', *heads])}")
     return heads[name]
 
 

@@ -54,7 +54,7 @@ def alignments(
 
 
 def _select_layer(model: EncoderDecoder, layer: str | None) -> str:
-    layer_names = [n for n in named_attentions(model) if n.startswith("decoder.") and n.endswith(("cross", "decoder.attention"))]
+    layer_names = [n for n in named_attentions(model) if n.startswith("decoder.") and n.endswith(("cross_attention", "decoder.attention"))]
     if not layer_names:
         raise InputError("this model has no attention over its input (model.attention: none); there is nothing to see")
     if layer is None:

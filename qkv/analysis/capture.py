@@ -1,4 +1,4 @@
-"""Attention maps for free: a sink on the watched layers while somebody looks, and nothing when nobody does.
+"""Attention maps for free: a hook on the watched layers while somebody looks, and nothing when nobody does.
 
 Only a watched layer takes the explicit path (`qkv.nn.kernels`); the others keep their fused kernels. `forward` returns
 what it always returns. The maps are the w_i(t) of "'Alignments' example: Bahdanau et al." (Sequence to Sequence models:
@@ -20,7 +20,7 @@ from qkv.errors import InputError, did_you_mean
 from qkv.nn.attention import Attention
 from qkv.nn.kernels import AttentionHook
 
-__all__ = ["AttentionMaps", "named_attentions", "capture_attention"]
+__all__ = ["AttentionMaps", "capture_attention", "named_attentions"]
 
 _MODULE_ORDER = ("encoder", "decoder", "head")  # the parts of a model in the order in which a sentence passes them
 
@@ -66,7 +66,7 @@ class AttentionMaps(Mapping[str, list[Tensor]]):
         return len(self._chunks)
 
     def __repr__(self) -> str:
-        return f"Maps({', '.join(f'{name}: {len(chunks_by_row)}' for name, chunks_by_row in self._chunks.items())})"
+        return f"AttentionMaps({', '.join(f'{name}: {len(chunks_by_row)}' for name, chunks_by_row in self._chunks.items())})"
 
 
 @contextmanager
@@ -75,11 +75,11 @@ def capture_attention(
 ) -> Iterator[AttentionMaps]:
     """Watches attention inside the `with` block; what was there before is back after it, whatever happened.
 
-        with capture(model, layers="decoder.*.cross") as maps:
+        with capture_attention(model, layers="decoder.*.cross_attention") as maps:
             model(source, target)
-        maps["decoder.0.cross"][3]  # the fourth sentence: [H, N, M]
+        maps["decoder.0.cross_attention"][3]  # the fourth sentence: [H, N, M]
 
-    `layers`: names or globs out of `attentions(model)`; None is all. `heads`: the head numbers to keep, from 0; None is
+    `layers`: names or globs out of `named_attentions(model)`; None is all. `heads`: the head numbers to keep, from 0; None is
     all. Another watcher that is there already goes on watching.
     """
     modules = _select_layers(named_attentions(model), layers)
@@ -87,7 +87,7 @@ def capture_attention(
     maps = AttentionMaps(modules)
     with ExitStack() as undo:
         for name, module in modules.items():
-            undo.callback(setattr, module, "sink", module.hook)
+            undo.callback(setattr, module, "hook", module.hook)
             module.hook = _make_hook(maps, name, head_ids, module.hook)
         for submodule, reset_hook in _reset_hooks(model, maps):
             undo.callback(submodule.register_forward_pre_hook(reset_hook).remove)
@@ -95,7 +95,7 @@ def capture_attention(
 
 
 def named_attentions(model: nn.Module) -> dict[str, Attention]:
-    """Every attention by its name: `encoder.2.attention`, `decoder.0.cross`; a recurrent one's `decoder.attention`."""
+    """Every attention by its name: `encoder.2.self_attention`, `decoder.0.cross_attention`; a recurrent one's `decoder.attention`."""
     modules = ((name, module) for name, module in model.named_modules() if isinstance(module, Attention))
     return {".".join(component for component in name.split(".") if component != "blocks"): module for name, module in modules}
 
@@ -125,7 +125,7 @@ def _check_heads(heads: Iterable[int], modules: dict[str, Attention]) -> list[in
 
 
 def _make_hook(maps: AttentionMaps, name: str, heads: list[int] | None, previous: AttentionHook | None) -> AttentionHook:
-    def sink(weights: Tensor, rows: Sequence[int], queries: Sequence[int], keys: Sequence[int]) -> None:
+    def hook(weights: Tensor, rows: Sequence[int], queries: Sequence[int], keys: Sequence[int]) -> None:
         if previous is not None:
             previous(weights, rows, queries, keys)
         selected = weights.detach() if heads is None else weights.detach()[:, heads]
@@ -133,7 +133,7 @@ def _make_hook(maps: AttentionMaps, name: str, heads: list[int] | None, previous
         for row, padded, n, m in zip(rows, on_host, queries, keys, strict=True):
             maps.add(name, int(row), padded[:, :n, :m].clone())  # a view would keep the whole batch alive
 
-    return sink
+    return hook
 
 
 def _reset_hooks(model: nn.Module, maps: AttentionMaps) -> Iterator[tuple[nn.Module, Callable[..., None]]]:

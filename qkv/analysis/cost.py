@@ -159,7 +159,7 @@ def _check_length(length: int, side: str, embed: spec.Embedding | spec.PatchEmbe
 
 # ---- parameters -----------------------------------------------------------------------------------------------------
 
-_MODULE_LABELS = {"attention": "self-attention", "cross": "cross-attention", "feedforward": "feed-forward"}
+_MODULE_LABELS = {"self_attention": "self-attention", "cross_attention": "cross-attention", "feedforward": "feed-forward"}
 _MODULE_LABELS |= {"layers": "recurrence", "cells": "recurrence", "norm": "norms"}
 
 
@@ -177,13 +177,13 @@ def _count_parameters(model: spec.Model) -> dict[str, int]:
 
 
 def _module_label(name: str, model: spec.Model) -> str:
-    """`decoder.blocks.0.cross.q` -> decoder cross-attention"""
+    """`decoder.blocks.0.cross_attention.q` -> decoder cross-attention"""
     side, inner = [*(word for word in name.split(".") if word != "blocks" and not word.isdigit()), ""][:2]
     if side not in ("encoder", "decoder"):
-        return "head" if side in ("head", "beside") else f"{side} embedding"
+        return "head" if side in ("head", "aux_head") else side.replace("_", " ")
     if side == "decoder" and inner == "attention" and isinstance(model.decoder, spec.RecurrentDecoder):
-        inner = "cross"  # a recurrent decoder looks at the encoder only
-    return f"{side} norms" if inner.startswith("around_") else f"{side} {_MODULE_LABELS.get(inner, inner)}"
+        inner = "cross_attention"  # a recurrent decoder looks at the encoder only
+    return f"{side} norms" if inner.endswith("_residual") else f"{side} {_MODULE_LABELS.get(inner, inner)}"
 
 
 # ---- FLOPs ----------------------------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ from rich.console import Console
 from rich.table import Table
 
 from qkv import families
-from qkv.checkpoints.hf_checkpoint import head_names
 from qkv.nn.model import build_on_meta
 
 _DEFAULT_WIDTH = 120  # columns where nobody's window says how many there are
@@ -21,29 +20,29 @@ def family_rows() -> list[dict[str, Any]]:
 
 def _family_row(name: str) -> dict[str, Any]:
     module = families.get_family(name)
-    hf_format = getattr(module, "HUGGING_FACE", None)
-    heads = [] if hf_format is None else head_names(module)
+    hf_format = getattr(module, "HF_FORMAT", None)
+    heads = families.head_names(module)
     return {
         "family": name,
         "model_type": None if hf_format is None else hf_format.model_type,
         "paper": module.PAPER,
-        "sizes": {preset: count_parameters(module, config) for preset, config in module.SIZES.items()},
-        "heads": [head for head in heads if head not in ("body", "pooler")] or ["generation"],
+        "presets": {preset: count_parameters(module, config) for preset, config in module.PRESETS.items()},
+        "heads": [head for head in heads if head not in ("backbone", "pooler")] or ["seq2seq_lm"],
     }
 
 
 def count_parameters(module: Any, config: Any) -> int:
     """Counted on a model that takes no memory, with the family's own vocabulary and head."""
-    return sum(parameter.numel() for parameter in build_on_meta(module.spec(config)).parameters())
+    return sum(parameter.numel() for parameter in build_on_meta(module.make_spec(config)).parameters())
 
 
 def render_family_table(rows: list[dict[str, Any]]) -> str:
     """The same for a terminal."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("family", "sizes, in million parameters", "heads", "paper"):
+    for column in ("family", "presets, in million parameters", "heads", "paper"):
         table.add_column(column, overflow="fold")
     for row in rows:
-        presets = ", ".join(f"{preset} {count / 1e6:,.0f}" for preset, count in row["sizes"].items())
+        presets = ", ".join(f"{preset} {count / 1e6:,.0f}" for preset, count in row["presets"].items())
         table.add_row(row["family"], presets, ", ".join(row["heads"]), row["paper"])
     console = Console()
     if not console.is_terminal:

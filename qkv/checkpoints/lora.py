@@ -1,7 +1,7 @@
 """Models with adapters as files: what was trained lies apart from the model that it sits on.
 
-A run's folder then holds `adapter.safetensors` (the adapters and the head) in place of all weights, and
-`adapter.json`: the name of the base model, and a digest of its body, so that no other one is taken for it.
+A run's folder then holds `lora.safetensors` (the adapters and the head) in place of all weights, and
+`lora.json`: the name of the base model, and a digest of its body, so that no other one is taken for it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from qkv.errors import InputError
 from qkv.files import atomic_write_text
 from qkv.nn.model import build_on_meta, is_head_or_lora, set_features_and_lora
 
-BASE_REFERENCE = "adapter.json"
+BASE_REFERENCE = "lora.json"
 
 
 def trainable_state_dict(model: AnyModel) -> dict[str, Tensor]:
@@ -33,7 +33,7 @@ def trainable_state_dict(model: AnyModel) -> dict[str, Tensor]:
 
 
 def load_trainable_state_dict(model: AnyModel, tensors: Mapping[str, Tensor], location: str) -> None:
-    """The inverse of `kept`, into parameters that somebody already holds."""
+    """The inverse of `trainable_state_dict`, into parameters that somebody already holds."""
     backbone_names = () if model.spec.lora is None else [name for name in unique_state_dict(model) if not is_head_or_lora(name)]
     load_state(model, tensors, location, assign=False, allow_missing=backbone_names)
 
@@ -49,7 +49,7 @@ def backbone_digest(model: AnyModel) -> str:
 
 
 def write_base_reference(folder: Path, base: str, base_digest: str) -> None:
-    """Says which model a run's adapters sit on; `body` is its digest."""
+    """Says which model a run's adapters sit on; `base_digest` is its digest."""
     atomic_write_text(folder / BASE_REFERENCE, json.dumps({"base": base, "digest": base_digest}, indent=2) + "\n")
 
 

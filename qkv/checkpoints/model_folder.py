@@ -11,20 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from qkv import families, spec
-from qkv.checkpoints.hf_checkpoint import (
-    CONFIG_FILE,
-    ConvertedCheckpoint,
-    convert_checkpoint,
-    hf_config_text,
-    is_checkpoint,
-    read_checkpoint,
-    to_hf_checkpoint,
-    write_checkpoint,
-)
+from qkv.checkpoints.hf_checkpoint import CONFIG_FILE, hf_config_text, is_checkpoint, read_checkpoint, write_checkpoint
 from qkv.checkpoints.hub import resolve
 from qkv.checkpoints.safetensors_io import load_tensors, save_tensors
 from qkv.data.image_processor import PREPROCESSOR, ImageProcessor
 from qkv.errors import InputError
+from qkv.families.hf.convert import ConvertedCheckpoint, convert_checkpoint, to_hf_checkpoint
 from qkv.files import atomic_write_text
 from qkv.nn import Decoder, Encoder, EncoderDecoder
 from qkv.nn.model import build_on_meta, init_weights, set_features_and_lora
@@ -35,7 +27,7 @@ AnyModel = Encoder | Decoder | EncoderDecoder
 CheckpointFormat = Literal["qkv", "huggingface"]
 
 SPEC_FILE, WEIGHTS_FILE = "spec.json", "model.safetensors"
-LORA_FILE = "adapter.safetensors"  # in place of all weights, where a run trained adapters; see `qkv.checkpoints.lora`
+LORA_FILE = "lora.safetensors"  # in place of all weights, where a run trained adapters; see `qkv.checkpoints.lora`
 SOURCE_TOKENIZER_FILE, TARGET_TOKENIZER_FILE = "source.tokenizer.json", "target.tokenizer.json"
 
 
@@ -68,7 +60,7 @@ def load_state(
 ) -> None:
     """Puts tensors into a model: each name exactly once, each of the shape that the model has.
 
-    `assign` makes them the model's own; otherwise they are copied into parameters that somebody already holds. `fresh`
+    `assign` makes them the model's own; otherwise they are copied into parameters that somebody already holds. `allow_missing`
     names need not be there.
     """
     expected = unique_state_dict(model)
@@ -143,7 +135,7 @@ def load(
     """Reads a model folder of ours or of Hugging Face's, or a name in its cache; the model is in evaluation mode.
 
     `head` puts another head on the body: `sequence`, `token`, `span` and so on, with `labels` as the names of its
-    outputs. `fresh` of what comes back says which parameters were not in the checkpoint.
+    outputs. `missing_keys` of what comes back says which parameters were not in the checkpoint.
     """
     folder = resolve(folder)
     if not (folder / SPEC_FILE).is_file() and is_checkpoint(folder):
@@ -156,7 +148,7 @@ def _load_hf(
 ) -> ModelBundle:
     checkpoint = read_checkpoint(folder, head, labels)
     model, missing_keys, unexpected_keys = _build_from(checkpoint, str(folder), head)
-    template = getattr(families.get_family(checkpoint.spec.family), "TEMPLATE", None)
+    template = getattr(families.get_family(checkpoint.spec.family), "TOKENIZER_TEMPLATE", None)
     source_tokenizer, target_tokenizer = load_tokenizers(folder, template, families.tokenizer_templates()) or (None, None)
     image_processor = ImageProcessor.load(folder / PREPROCESSOR) if (folder / PREPROCESSOR).is_file() else None
     bundle = ModelBundle(model.to(device).eval(), source_tokenizer, target_tokenizer, image_processor, missing_keys, unexpected_keys)
@@ -175,7 +167,7 @@ def _build_from(checkpoint: ConvertedCheckpoint, location: str, head: str | None
         tensors = {name: tensor for name, tensor in tensors.items() if name in canonical_names}
     expected = {name for name, (canonical, _) in canonical_names.items() if name == canonical}
     absent = [name for name in expected if name not in tensors]
-    missing_keys = tuple(sorted(n for n in absent if head is not None and n.split(".")[0] in ("head", "beside")))
+    missing_keys = tuple(sorted(n for n in absent if head is not None and n.split(".")[0] in ("head", "aux_head")))
     load_state(model, tensors, location, assign=True, allow_missing=missing_keys)
     _init_missing(model, missing_keys)
     return model, missing_keys, unexpected_keys
@@ -267,7 +259,7 @@ def _load_native_spec(folder: Path) -> spec.Model:
     embedding, boundary_ids = model_spec.target_embedding, (model_spec.bos_id, model_spec.eos_id)
     # a decoder alone begins with a prompt, and there may be no token that ends it
     if embedding is not None and model_spec.encoder is not None and not all(0 <= token_id < embedding.vocab_size for token_id in boundary_ids):
-        raise InputError(f"{path}: start or end is no token of the target's {embedding.vocab_size}")
+        raise InputError(f"{path}: bos_id or eos_id is no token of the target's {embedding.vocab_size}")
     return model_spec
 
 

@@ -36,5 +36,5 @@ def _checkpoint_template(folder: Path) -> Template | None:
         family = families.by_model_type(str(read_json(path).get("model_type")), str(path)) if path.is_file() else None
     except InputError:
         return None
-    template: Template | None = getattr(family, "TEMPLATE", None)
+    template: Template | None = getattr(family, "TOKENIZER_TEMPLATE", None)
     return template

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from qkv.cli import checkpoints, data, eval, predict, prompt, score, tokenizer, train
+from qkv.cli import cost, data, embed, families, import_export, plot, predict, prompt, score, tokenizer, train
+from qkv.cli import eval as eval_module
 from qkv.errors import InputError, one_line
+from qkv.renamed import renamed_command, renamed_option
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -19,15 +22,15 @@ app = typer.Typer(
 for name, command in {
     "train": train.train,
     "predict": predict.predict,
-    "embed": predict.embed,
-    "eval": eval.eval_command,
+    "embed": embed.embed,
+    "eval": eval_module.eval_command,
     "score": score.score,
     "prompt": prompt.prompt,
-    "look": train.plot,
-    "cost": train.cost,
-    "families": checkpoints.list_families,
-    "import": checkpoints.import_checkpoint,
-    "export": checkpoints.export_checkpoint,
+    "plot": plot.plot,
+    "cost": cost.cost,
+    "families": families.list_families,
+    "import": import_export.import_checkpoint,
+    "export": import_export.export_checkpoint,
 }.items():
     app.command(name)(command)
 app.add_typer(tokenizer.app, name="tokenizer")
@@ -66,8 +69,22 @@ def main() -> None:
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise
-        message = error.format_message()  # an option or command that does not exist; nothing: the help was shown
-        _exit(f"qkv: {message} (see qkv --help)" if message else "", 2)
+        _exit(_usage_message(error), 2)
+
+
+def _usage_message(error: Any) -> str:
+    """The line about an option or a command that does not exist, or was renamed; nothing: the help was shown."""
+    message = error.format_message()
+    context, option = getattr(error, "ctx", None), getattr(error, "option_name", None)
+    if option is not None and context is not None:
+        new_option = renamed_option(option, context.command.name)
+        if any(new_option in parameter.opts for parameter in context.command.params):
+            return f"qkv: {option} is now {new_option}"
+    no_command = re.fullmatch(r"No such command '(.+)'\.", message)
+    new_command = renamed_command(no_command[1]) if no_command and context and context.parent is None else None
+    if no_command and new_command:
+        return f"qkv: the command {no_command[1]} is now {new_command}"
+    return f"qkv: {message} (see qkv --help)" if message else ""
 
 
 def _exit(message: str, code: int) -> None:

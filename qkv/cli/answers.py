@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from qkv.tasks.predictions import TaskPrediction
 
 _MAX_BATCH_TOKENS = 8192  # tokens that a model reads at once
+_QA_FIELDS = {"threshold": "null_score_diff_threshold"}  # options whose field of that task has another name
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,13 @@ class OutputFormat:
 
 
 def make_predictor(
-    model: str, device: str | None, generation_options: dict[str, Any], task_settings: dict[str, Any], output_format: OutputFormat
+    model: str,
+    device: str | None,
+    generation_options: dict[str, Any],
+    task_settings: dict[str, Any],
+    output_format: OutputFormat,
 ) -> TaskPredictor | TextPredictor:
-    """What answers for a model. `chosen` are settings that a task's recipe has decided, None where nobody names others.
+    """What answers for a model. `task_settings` are settings that a task's recipe has decided, None where nobody names others.
 
     A task answers as it was trained and is scored: long texts in windows, several labels by its threshold.
     """
@@ -47,39 +52,46 @@ def make_predictor(
     overrides = {name: value for name, value in task_settings.items() if value is not None}
     task = task_of_run(model)
     if task is not None:
-        return TaskPredictor(_override_task(task, overrides), load_model(model, device), generation_options["best"], output_format)
-    if "too_long" in overrides:
-        check_choice("--too-long", overrides["too_long"], "refuse", "truncate")
-    if "word" in overrides:
-        check_choice("--word", overrides["word"], "first", "mean")
-    return TextPredictor(load_model(model, device), GenerationConfig(**generation_options, **overrides), output_format, run_prefix(model))
+        bundle = load_model(model, device)
+        return TaskPredictor(_override_task(task, overrides), bundle, generation_options["n_best"], output_format)
+    if "on_too_long" in overrides:
+        check_choice("--on-too-long", overrides["on_too_long"], "refuse", "truncate")
+    if "subword_pooling" in overrides:
+        check_choice("--subword-pooling", overrides["subword_pooling"], "first", "mean")
+    config = GenerationConfig(**generation_options, **overrides)
+    return TextPredictor(load_model(model, device), config, output_format, run_prefix(model))
 
 
 def _override_task(task: Task[Any], overrides: dict[str, Any]) -> Task[Any]:
     """A task under other settings; those that it does not have are refused."""
     assert dataclasses.is_dataclass(task)
     known = {field.name for field in dataclasses.fields(task)}
-    for name in overrides:
-        if name not in known:
+    settings = {}
+    for name, value in overrides.items():
+        field = _QA_FIELDS.get(name, name) if task.name == "question_answering" else name
+        if field not in known:
             raise InputError(f"--{name.replace('_', '-')}: the task '{task.name}' has no such setting; leave it out")
-    changed: Task[Any] = dataclasses.replace(task, **overrides)
+        settings[field] = value
+    changed: Task[Any] = dataclasses.replace(task, **settings)
     return changed
 
 
 class TaskPredictor:
     """A fine-tuned run: what its task's head says, with probabilities and places in the text."""
 
-    def __init__(self, task: Task[Any], loaded: ModelBundle, n_best: int, output_format: OutputFormat) -> None:
+    def __init__(self, task: Task[Any], bundle: ModelBundle, n_best: int, output_format: OutputFormat) -> None:
         if n_best < 1:
-            raise InputError(f"best must be at least 1, not {n_best}")
-        self._task, self._loaded, self._n_best, self._output_format = task, loaded, n_best, output_format
+            raise InputError(f"n_best must be at least 1, not {n_best}")
+        self._task, self._bundle, self._n_best, self._output_format = task, bundle, n_best, output_format
         self._num_truncated = 0
 
     def __call__(self, inputs: Sequence[Input], first_index: int) -> list[list[str]]:  # noqa: ARG002  # nothing is drawn
         from qkv.tasks.predictions import predict_detailed
 
-        examples = [self._example(prediction) for prediction in inputs]
-        predictions = predict_detailed(self._task, self._loaded, examples, n_best=self._n_best, max_tokens=_MAX_BATCH_TOKENS)
+        examples = [self._example(item) for item in inputs]
+        predictions = predict_detailed(
+            self._task, self._bundle, examples, n_best=self._n_best, max_tokens=_MAX_BATCH_TOKENS
+        )
         self._num_truncated += sum(prediction.truncated for prediction in predictions)
         return [self._format_lines(item, prediction) for item, prediction in zip(inputs, predictions, strict=True)]
 
@@ -109,16 +121,19 @@ class TaskPredictor:
 class TextPredictor:
     """Any other model: what it writes, or what its head says."""
 
-    def __init__(self, loaded: ModelBundle, config: GenerationConfig, output_format: OutputFormat, prefix: str = "") -> None:
-        self._loaded, self._config, self._output_format, self._spec = loaded, config, output_format, loaded.model.spec
+    def __init__(
+        self, bundle: ModelBundle, config: GenerationConfig, output_format: OutputFormat, prefix: str = ""
+    ) -> None:
+        self._bundle, self._config, self._output_format, self._spec = bundle, config, output_format, bundle.model.spec
         self._prefix = prefix  # that every source had in training
 
     def __call__(self, inputs: Sequence[Input], first_index: int) -> list[list[str]]:
         from qkv.generation import predict
 
         texts = [add_prefix(self._input_texts(item), self._prefix) for item in inputs]
-        all_predictions = predict(self._loaded, texts, self._config, [item.location for item in inputs], first_index)
-        return [self._format_lines(item, predictions) for item, predictions in zip(inputs, all_predictions, strict=True)]
+        all_predictions = predict(self._bundle, texts, self._config, [item.location for item in inputs], first_index)
+        pairs = zip(inputs, all_predictions, strict=True)
+        return [self._format_lines(item, predictions) for item, predictions in pairs]
 
     @property
     def _has_probabilities(self) -> bool:
@@ -144,7 +159,7 @@ class TextPredictor:
             prefix = f"{example.text_pair} " if example.text_pair else ""
             return example.context, *(prefix + option for option in example.choices)
         if example is not None:
-            text_pair = getattr(example, "second", None)
+            text_pair = getattr(example, "text_pair", None)
             return example.text if text_pair is None else (example.text, text_pair)
         return tuple(item.text.split("\t")) if self._has_probabilities and "\t" in item.text else item.text
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from qkv.cli.options import check_renamed
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def build(
     format: Annotated[
         str | None,
         typer.Option(
-            help="lines (a document a line), blank (blank lines between documents), whole (a document a file), "
+            help="line_per_document, blank_line_separated, file_per_document, "
             "jsonl or parquet; by default as the names end, but a .txt needs to be told."
         ),
     ] = None,
@@ -47,11 +48,11 @@ def build(
 
     from qkv.checkpoints.tokenizers import find_tokenizers
     from qkv.data.corpora.corpus import Corpus
-    from qkv.data.corpora.shards import SHARD_TOKENS
-    from qkv.data.corpora.shards import build_shards as build_shards
+    from qkv.data.corpora.shards import SHARD_TOKENS, build_shards
 
     if num_workers is not None and num_workers < 0:
-        raise InputError(f"--workers is {num_workers}; use 0 or more")
+        raise InputError(f"--num-workers is {num_workers}; use 0 or more")
+    check_renamed("--format", format)
     corpus_tokenizer, _ = find_tokenizers(tokenizer)
     corpus = Corpus(files, format=format, text_field=text_field)
     with _progress(corpus) as progress:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from qkv.cli.eval_seq2seq import Seq2SeqEvalOptions, evaluate_seq2seq
-from qkv.cli.options import Device, Json, LabelColumn, RunFolder, TextColumn, load_model
+from qkv.cli.options import Device, Json, LabelColumn, RunFolder, TextColumn, check_renamed, load_model
 from qkv.cli.run_task import ReaderOptions, SkipBad, load_run_recipe, parse_reader_options
 from qkv.cli.tables import format_interval, format_number, print_table
 from qkv.data.filtering import filter_invalid, format_skipped
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 _MAX_CLASSES, _MAX_CONFUSIONS = 15, 10  # that are printed; all of them are in the report
 
 
-Data = Annotated[Path | None, typer.Option("--data", "-d", help="What to score on; by default the recipe's test part.")]
+Data = Annotated[Path | None, typer.Option("--data", "-d", help="What to score on; by default the recipe's test split.")]
 Target = Annotated[Path | None, typer.Option(help="Pairs: the target file, where --data is one of two aligned files.")]
 Format = Annotated[
     str | None,
     typer.Option(
-        help="Of pairs aligned, tsv, scitldr, …; of text lines, blank, …; of a task csv, squad, conll, …; "
+        help="Of pairs aligned, tsv, scitldr, …; of text line_per_document, jsonl, …; of a task csv, squad, conll, …; "
         "by default as in training."
     ),
 ]
@@ -41,7 +41,7 @@ NumResamples = Annotated[
 NumBeams = Annotated[int | None, typer.Option(help="Pairs: beam width; by default the recipe's.")]
 LengthPenalty = Annotated[float | None, typer.Option(help="Pairs: as in predict; by default the recipe's.")]
 FreeRunning = Annotated[
-    bool, typer.Option("--free", help="Pairs: also the loss of the references with and without a teacher.")
+    bool, typer.Option("--free-running", help="Pairs: also the loss of the references with and without a teacher.")
 ]
 Output = Annotated[
     Path | None, typer.Option("--output", "-o", help="Write what was predicted and what is right as TSV.")
@@ -81,12 +81,12 @@ def eval_command(
     recipe = load_run_recipe(run)
     pair_options: dict[str, Any] = {
         "--target": target,
-        "--beams": num_beams,
+        "--num-beams": num_beams,
         "--length-penalty": length_penalty,
-        "--free": free_running or None,
+        "--free-running": free_running or None,
     }
-    pair_options |= {"--unknown": on_unknown, "--too-long": on_too_long}
-    task_options = {"--report": report, "--column": reader_option, "--text": text, "--label": label}
+    pair_options |= {"--on-unknown": on_unknown, "--on-too-long": on_too_long}
+    task_options: dict[str, Any] = {"--report": report, "--reader-option": reader_option, "--text": text, "--label": label}
     task_options |= {"--skip-bad": skip_bad or None}
     if isinstance(recipe, PretrainingRecipe):
         if any(value is not None for value in (*pair_options.values(), *task_options.values(), num_resamples, output)):
@@ -96,12 +96,21 @@ def eval_command(
     elif isinstance(recipe, FinetuneRecipe):
         _reject_options(pair_options, "pairs, and this run learned a task")
         reader_options = parse_reader_options(reader_option, text=text, label=label)
-        eval_options = EvalOptions(data, format, reader_options, skip_bad, 1000 if num_resamples is None else num_resamples)
+        resamples = 1000 if num_resamples is None else num_resamples
+        eval_options = EvalOptions(data, format, reader_options, skip_bad, resamples)
         _eval_task(run, recipe, eval_options, report, output, as_json, device)
     else:
         _reject_options(task_options, "tasks, and this run learned from pairs")
         seq2seq_options = Seq2SeqEvalOptions(
-            data, target, format, num_beams, length_penalty, on_too_long, on_unknown, free_running=free_running, resamples=num_resamples
+            data,
+            target,
+            format,
+            num_beams,
+            length_penalty,
+            on_too_long,
+            on_unknown,
+            free_running=free_running,
+            resamples=num_resamples,
         )
         evaluate_seq2seq(run, recipe, seq2seq_options, output, as_json, device)
 
@@ -127,16 +136,22 @@ class EvalOptions:
 
 
 def _eval_task(
-    run: Path, recipe: Any, options: EvalOptions, report_folder: Path | None, output: Path | None, as_json: bool, device: str | None
+    run: Path,
+    recipe: Any,
+    options: EvalOptions,
+    report_folder: Path | None,
+    output: Path | None,
+    as_json: bool,
+    device: str | None,
 ) -> None:
     from qkv.files import atomic_write_text
     from qkv.reports.html import render_html
-    from qkv.reports.report import to_dict as told
+    from qkv.reports.report import to_dict
 
     if options.resamples < 0:
-        raise InputError("--bootstrap is 0 or more")
+        raise InputError("--num-resamples is 0 or more")
     report, rows = _build_report(run, recipe, options, device)
-    text = json.dumps(told(report), ensure_ascii=False, indent=None if report_folder is None else 1)
+    text = json.dumps(to_dict(report), ensure_ascii=False, indent=None if report_folder is None else 1)
     if output is not None:
         atomic_write_text(output, "".join("\t".join(row) + "\n" for row in rows))
     if report_folder is not None:
@@ -153,7 +168,7 @@ def _eval_task(
 def _build_report(run: Path, recipe: Any, options: EvalOptions, device: str | None) -> tuple[Report, list[list[str]]]:
     """The report, and each example's place with what was said of it and what is right."""
     from qkv.data.tagging_schemes import spans_to_tags
-    from qkv.generation.inputs import max_input_length
+    from qkv.checkpoints.inputs import max_input_length
     from qkv.reports.error_analysis import ScoredExample
     from qkv.reports.report import build_report, is_labeled, read_learning_curves
     from qkv.tasks.base import input_processor
@@ -163,19 +178,26 @@ def _build_report(run: Path, recipe: Any, options: EvalOptions, device: str | No
     task = make_task(recipe)
     examples, data_name = _read_examples(recipe, options)
     notes: list[str] = []
-    loaded = load_model(run, device)
-    labels = loaded.model.spec.head.labels
+    bundle = load_model(run, device)
+    labels = bundle.model.spec.head.labels
     if options.skip_bad:
-        processor, max_length = input_processor(task, loaded), max_input_length(loaded.model.spec)
+        processor, max_length = input_processor(task, bundle), max_input_length(bundle.model.spec)
         examples = filter_invalid(examples, lambda batch: task.featurize(batch, processor, labels, max_length))
         if not examples:
             raise InputError(f"{data_name}: nothing is left but bad examples, the first: {examples.skipped[0]}")
     notes += format_skipped(examples.skipped)
-    predictions: list[TaskPrediction] = predict_detailed(task, loaded, examples)
-    pairs = [(example, prediction) for example, prediction in zip(examples, predictions, strict=True) if is_labeled(example)]
+    predictions: list[TaskPrediction] = predict_detailed(task, bundle, examples)
+    pairs = [
+        (example, prediction)
+        for example, prediction in zip(examples, predictions, strict=True)
+        if is_labeled(example)
+    ]
     gold = [task.gold(example) for example, _ in pairs]
     scored = apply_null_threshold(task, [prediction for _, prediction in pairs], gold)
-    displayed = [spans_to_tags(example) if task.head_kind == "token" and hasattr(example, "spans") else example for example, _ in pairs]
+    displayed = [
+        spans_to_tags(example) if task.head_kind == "token" and hasattr(example, "spans") else example
+        for example, _ in pairs
+    ]
     scored_examples = [
         ScoredExample(example, prediction.prediction, label, prediction.error_confidence(label), prediction.span)
         for example, prediction, label in zip(displayed, scored, gold, strict=True)
@@ -183,7 +205,7 @@ def _build_report(run: Path, recipe: Any, options: EvalOptions, device: str | No
     num_truncated = sum(prediction.truncated for prediction in predictions)
     if num_truncated:
         notes.append(f"{num_truncated:,} texts are longer than the model takes and were cut")
-    primary_metric = recipe.valid.metric or task.primary_metric(labels)
+    primary_metric = recipe.validation.metric or task.primary_metric(labels)
     metrics = task.metrics(labels, [prediction.prediction for prediction in scored], gold) if gold else []
     result = build_report(
         task.name,
@@ -198,7 +220,7 @@ def _build_report(run: Path, recipe: Any, options: EvalOptions, device: str | No
         result,
         run=str(run),
         data=data_name,
-        curves=read_learning_curves(run / "log.jsonl", primary_metric),
+        learning_curves=read_learning_curves(run / "log.jsonl", primary_metric),
         recipe=(run / "recipe.yaml").read_text(encoding="utf-8"),
         notes=tuple(notes),
     )
@@ -211,33 +233,34 @@ def _read_examples(recipe: Any, options: EvalOptions) -> tuple[Any, str]:
 
     data = recipe.data
     if options.data is None and (options.format is not None or options.reader_options):
-        raise InputError("--format, --text, --label and --column go with --data")
-    data_name = str(data.test or f"{data.train}, test part")
+        raise InputError("--format, --text, --label and --reader-option go with --data")
+    data_name = str(data.test or f"{data.train}, test split")
     if options.data is not None:
         data_name = str(options.data)
         # the columns of one format mean nothing in another
         reader_options = (data.columns if options.format in (None, data.format) else {}) | options.reader_options
-        data = dataclasses.replace(data, test=str(options.data), format=options.format or data.format, columns=reader_options)
+        format = options.format or data.format
+        data = dataclasses.replace(data, test=str(options.data), format=format, columns=reader_options)
     return read_split(dataclasses.replace(data, skip_bad=data.skip_bad or options.skip_bad), "test"), data_name
 
 
 def _prediction_rows(examples: Any, predictions: list[TaskPrediction], task: Any) -> list[list[str]]:
     from qkv.reports.report import is_labeled
 
-    rows = [["where", "predicted", "probability", "right"]]
+    rows = [["location", "predicted", "probability", "gold"]]
     for example, prediction in zip(examples, predictions, strict=True):
-        gold = task.truth(example) if is_labeled(example) else None
+        gold = task.gold(example) if is_labeled(example) else None
         gold_text = "" if gold is None else str(gold) if isinstance(gold, str | int | float) else " ".join(sorted(gold))
-        if task.kind == "token" and gold is not None:
+        if task.head_kind == "token" and gold is not None:
             gold_text = " ".join(gold)
         probability = "" if prediction.confidence is None else f"{prediction.confidence:.4f}"
-        rows.append([example.where, prediction.text, probability, gold_text])
+        rows.append([example.location, prediction.text, probability, gold_text])
     return [[" ".join(cell.split()) for cell in row] for row in rows]
 
 
 def _print_report(report: Report) -> None:
     if report.metrics:
-        header = ["figure", "value", *(["95 % interval"] if report.resamples else [])]
+        header = ["metric", "value", *(["95 % interval"] if report.resamples else [])]
         print_table(header, [_metric_row(name, metric) for name, metric in report.metrics.items()])
     if report.classes:
         print()
@@ -251,7 +274,8 @@ def _print_report(report: Report) -> None:
     confusions = report.confusion_matrix.mistakes() if report.confusion_matrix else []
     if confusions:
         print()
-        print_table(["right", "was taken for", "times"], [[a, b, f"{n:,}"] for a, b, n in confusions[:_MAX_CONFUSIONS]], text_columns=2)
+        rows = [[a, b, f"{n:,}"] for a, b, n in confusions[:_MAX_CONFUSIONS]]
+        print_table(["gold", "predicted", "count"], rows, text_columns=2)
     print()
     summary = f"{report.num_examples:,} examples"
     if report.resamples:
@@ -265,8 +289,8 @@ def _print_report(report: Report) -> None:
 
 
 def _metric_row(name: str, metric: Any) -> list[str]:
-    interval = [] if metric.low is None else [format_interval(metric.low, metric.high, metric.digits)]
-    return [name, format_number(metric.value, metric.digits), *interval]
+    interval = [] if metric.ci_low is None else [format_interval(metric.ci_low, metric.ci_high, metric.decimals)]
+    return [name, format_number(metric.value, metric.decimals), *interval]
 
 
 # ---- text -----------------------------------------------------------------------------------------------------------
@@ -277,6 +301,7 @@ def _eval_text(run: Path, recipe: Any, data: Path | None, format: str | None, as
 
     if data is None and format is not None:
         raise InputError("--format goes with --data")
+    check_renamed("--format", format)
     values = evaluate_perplexity(load_model(run, device), recipe, None if data is None else [str(data)], format)
     if as_json:
         print(json.dumps(values))

@@ -57,17 +57,17 @@ def evaluate_seq2seq(
     from qkv.train.workloads.seq2seq import eval_examples, test_metrics
 
     if options.resamples is not None and options.resamples < 0:
-        raise InputError("--bootstrap is 0 or more")
+        raise InputError("--num-resamples is 0 or more")
     config, data = _generation_config(recipe, options), _test_data(recipe, options)
-    loaded = load_model(run, device)
+    bundle = load_model(run, device)
     rows, results = [], {}
-    for name, examples in eval_examples(recipe, "test", loaded.source, loaded.model.spec, data).items():
+    for name, examples in eval_examples(recipe, "test", bundle.source_tokenizer, bundle.model.spec, data).items():
         resamples = DEFAULT_RESAMPLES if options.resamples is None else options.resamples
-        scores = evaluate(loaded, examples, config, test_metrics(recipe), resamples=resamples)
+        scores = evaluate(bundle, examples, config, test_metrics(recipe), resamples=resamples)
         losses = {}
         if options.free_running:
-            losses = {"loss": reference_loss(loaded, examples)}
-            losses["loss_free_running"] = reference_loss(loaded, examples, free_running=True)
+            losses = {"loss": reference_loss(bundle, examples)}
+            losses["loss_free_running"] = reference_loss(bundle, examples, free_running=True)
         results[name] = scores, losses
         rows += [[e.source, p, *e.references] for e, p in zip(examples, scores.predictions, strict=True)]
     if output is not None:
@@ -91,13 +91,14 @@ def _test_data(recipe: Any, options: Seq2SeqEvalOptions) -> Any:
         if options.target is not None or options.format is not None:
             raise InputError("--target and --format go with --data")
         return data
-    format_name = options.format or next(iter(data.sets.values())).format
+    format_name = options.format or next(iter(data.datasets_by_name.values())).format
     check_choice("--format", format_name, *_known_formats())
     files = str(options.data) if options.target is None else [str(options.data), str(options.target)]
-    if not data.mix:
+    if not data.datasets:
         return dataclasses.replace(data, format=format_name, test=files)
-    settings = {name: getattr(data, name) for name in ("source_length", "target_length", "too_long", "unknown")}
-    return PairData(format=format_name, train=files, test=files, **settings)  # type: ignore[arg-type]  # it is one of those
+    names = ("max_source_length", "max_target_length", "on_too_long", "on_unknown")
+    settings = {name: getattr(data, name) for name in names}
+    return PairData(format=format_name, train=files, test=files, **settings)  # type: ignore[arg-type]  # it is known
 
 
 def _known_formats() -> tuple[str, ...]:
@@ -109,13 +110,13 @@ def _known_formats() -> tuple[str, ...]:
 def _generation_config(recipe: Any, options: Seq2SeqEvalOptions) -> Any:
     from qkv.generation import GenerationConfig
 
-    default = "truncate" if recipe.data.too_long == "truncate" else "refuse"
+    default = "truncate" if recipe.data.on_too_long == "truncate" else "refuse"
     return GenerationConfig(
-        num_beams=recipe.test.beams if options.num_beams is None else options.num_beams,
+        num_beams=recipe.test.num_beams if options.num_beams is None else options.num_beams,
         length_penalty=recipe.test.length_penalty if options.length_penalty is None else options.length_penalty,
-        on_too_long=check_choice("--too-long", options.on_too_long or default, "refuse", "truncate"),
-        on_unknown=check_choice("--unknown", options.on_unknown or recipe.data.unknown, "refuse", "replace"),
-        max_new_tokens=recipe.data.target_length,
+        on_too_long=check_choice("--on-too-long", options.on_too_long or default, "refuse", "truncate"),
+        on_unknown=check_choice("--on-unknown", options.on_unknown or recipe.data.on_unknown, "refuse", "replace"),
+        max_new_tokens=recipe.data.max_target_length,
     )
 
 
@@ -127,12 +128,14 @@ def _to_dict(scores: EvaluationResult, losses: dict[str, float]) -> dict[str, An
 
 
 def _print_scores(scores: EvaluationResult, losses: dict[str, float]) -> None:
-    values, text_metrics = scores.values, [f for f in scores.metrics if f.name not in ("per", "wer")]
+    from qkv.metrics.seq2seq import ERROR_RATES
+
+    values, text_metrics = scores.values, [f for f in scores.metrics if f.name not in ERROR_RATES]
     print(f"examples            {scores.num_examples:>8,}")
-    if "per" in values:
-        print(f"token error rate    {values['per']:>8.2%}   (phoneme error rate, where tokens are phonemes)")
-    if "wer" in values:
-        print(f"sequence error rate {values['wer']:>8.2%}   (word error rate, where a sequence is a word)")
+    if "token_error_rate" in values:
+        print(f"token error rate    {values['token_error_rate']:>8.2%}   (phoneme error rate, where tokens are phonemes)")
+    if "sequence_error_rate" in values:
+        print(f"sequence error rate {values['sequence_error_rate']:>8.2%}   (word error rate, where a sequence is a word)")
     if losses:
         print(f"loss, with teacher  {losses['loss']:>8.4f}   (mean negative log-probability a token)")
         print(f"loss, free-running  {losses['loss_free_running']:>8.4f}")
@@ -141,10 +144,12 @@ def _print_scores(scores: EvaluationResult, losses: dict[str, float]) -> None:
     has_intervals = any(metric.interval for metric in text_metrics)
     rows = [[f.name, format_number(f.value, f.decimals)] for f in text_metrics]
     if has_intervals:
-        intervals = [format_interval(f.interval.low, f.interval.high, f.decimals) if f.interval else "" for f in text_metrics]
+        intervals = [
+            format_interval(f.interval.low, f.interval.high, f.decimals) if f.interval else "" for f in text_metrics
+        ]
         rows = [[*row, interval] for row, interval in zip(rows, intervals, strict=True)]
     print()
-    print_table(["figure", "value", *(["95 % interval"] if has_intervals else [])], rows)
+    print_table(["metric", "value", *(["95 % interval"] if has_intervals else [])], rows)
     print()
     for signature, names in _metrics_by_signature(text_metrics).items():
         print(f"{', '.join(names)}: {signature}")

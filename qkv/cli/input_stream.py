@@ -37,7 +37,7 @@ class Input:
     @property
     def fields(self) -> dict[str, str]:
         """What JSON says of it: with its place, for lines may be skipped."""
-        return {"input": self.text} | ({"where": self.location} if self.in_file else {})
+        return {"input": self.text} | ({"location": self.location} if self.in_file else {})
 
 
 PredictLines = Callable[[Sequence[Input], int], list[list[str]]]  # inputs and the first one's number to lines of each
@@ -45,7 +45,7 @@ PredictLines = Callable[[Sequence[Input], int], list[list[str]]]  # inputs and t
 
 def from_args(texts: Sequence[str]) -> Iterator[Input]:
     """Those of the command line."""
-    from qkv.generation.inputs import describe_input
+    from qkv.checkpoints.inputs import describe_input
 
     return (Input(text, describe_input(text), in_file=False) for text in texts)
 
@@ -84,24 +84,49 @@ def from_file(path: Path, error_policy: ErrorPolicy) -> Iterator[Input]:
         raise InputError(f"{path}: empty, no text in it; give a file with one text a line")
 
 
-def from_format(format: str, path: Path, columns: dict[str, Any], error_policy: ErrorPolicy) -> Iterator[Input]:
+def from_format(format: str, path: Path, reader_options: dict[str, Any], error_policy: ErrorPolicy) -> Iterator[Input]:
     """The examples of a file in one of the formats of tasks; what is right in them is not asked for."""
-    from qkv.data.formats.registry import get_format, iter_examples, reader_options
+    from qkv.data.formats import registry
     from qkv.reports.report import strip_label
     from qkv.tasks.predictions import format_example
 
-    if get_format(format).splits_in_folders(path):
+    if registry.get_format(format).splits_in_folders(path):
         raise InputError(f"{path}: has folders of several parts; name one of them, such as {path / 'test'}")
-    hidden_columns: dict[str, str | None] = {name: None for name in _GOLD_COLUMNS if name in reader_options(format)}
-    if "scheme" in reader_options(format):
+    known_options = registry.reader_options(format)
+    hidden_columns: dict[str, str | None] = {name: None for name in _GOLD_COLUMNS if name in known_options}
+    if "scheme" in known_options:
         hidden_columns["scheme"] = "none"  # nor are tags that are not BIO
     empty = True
-    for example in iter_examples(format, path, error_policy, columns={**hidden_columns, **columns}):
+    columns = {**hidden_columns, **reader_options}
+    for example in registry.iter_examples(format, path, error_policy, columns=columns):
         empty = False
         unlabeled = strip_label(example)
-        yield Input(format_example(unlabeled), unlabeled.where, unlabeled)
+        yield Input(format_example(unlabeled), unlabeled.location, unlabeled)
     if empty and not error_policy.errors:
         raise InputError(f"{path}: empty, no examples in it; give a file with at least one")
+
+
+def iter_inputs(
+    texts: list[str],
+    file: Path | None,
+    error_policy: ErrorPolicy,
+    format: str | None = None,
+    reader_options: dict[str, Any] | None = None,
+) -> Iterator[Input] | None:
+    """Each input as it comes; None: ask at a prompt."""
+    if file is not None and texts:
+        raise InputError("give TEXT or --file, not both")
+    if file is None and (format is not None or reader_options):
+        raise InputError("--format, --text, --text-pair and --reader-option go with --file")
+    if reader_options and format is None:
+        raise InputError("--text, --text-pair and --reader-option name columns; say what --file is by --format")
+    if file is not None:
+        if format is None:
+            return from_file(file, error_policy)
+        return from_format(format, file, reader_options or {}, error_policy)
+    if texts == ["-"] or (not texts and not sys.stdin.isatty()):
+        return from_stdin(error_policy)
+    return from_args(texts) if texts else None
 
 
 class StreamingPredictor:

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 Template = Annotated[
     str,
     typer.Option(
-        help=r"An example as text: {text}, {second} where there are two, and {label} behind them; \n is a line's end."
+        help=r"An example as text: {text}, {text_pair} where there are two, and {label} behind them; \n is a line's end."
     ),
 ]
 Verbalizers = Annotated[
     list[str] | None,
-    typer.Option("--word", metavar="LABEL=WORD", help="What stands for a label in the text; by default its name."),
+    typer.Option("--verbalizer", metavar="LABEL=WORD", help="What stands for a label in the text; by default its name."),
 ]
 Train = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Where solved examples are drawn from; by default --data itself.")
@@ -48,7 +48,7 @@ def prompt(
     train: Train = None,
     seed: Annotated[int, typer.Option(help="The same seed draws the same examples to be shown.")] = 0,
     length_normalize: Annotated[
-        bool, typer.Option("--mean", help="Labels by their mean log-likelihood a token, not by the sum.")
+        bool, typer.Option("--length-normalize", help="Labels by their mean log-likelihood a token, not by the sum.")
     ] = False,
     calibrate: Annotated[
         bool, typer.Option("--calibrate", help="Against what the model says of texts without content.")
@@ -71,18 +71,20 @@ def prompt(
     from qkv.generation.prompting import PromptConfig, predict_with_prompt
 
     if num_resamples < 0 or shots < 0 or (max_examples is not None and max_examples < 1):
-        raise InputError("--bootstrap and --shots are 0 or more, --examples is 1 or more")
+        raise InputError("--num-resamples and --shots are 0 or more, --max-examples is 1 or more")
     config = PromptConfig(
         template=template.replace("\\n", "\n").replace("\\t", "\t"),
         verbalizer=_parse_verbalizers(verbalizer),
         length_normalize=length_normalize,
         calibrate=calibrate,
-        on_too_long=check_choice("--too-long", on_too_long, "refuse", "truncate"),
+        on_too_long=check_choice("--on-too-long", on_too_long, "refuse", "truncate"),
     )
-    reader_options = parse_reader_options(reader_option, text=text, second=text_pair, label=label)
-    queries, demonstrations, labels, skipped = _read_examples(format, (data, train), reader_options, (shots, seed), skip_bad)
+    reader_options = parse_reader_options(reader_option, text=text, text_pair=text_pair, label=label)
+    queries, demonstrations, labels, skipped = _read_examples(
+        format, (data, train), reader_options, (shots, seed), skip_bad
+    )
     for name in set(config.verbalizer).difference(labels):
-        raise InputError(f"--word: no example has the label '{name}'; known: {', '.join(labels)}")
+        raise InputError(f"--verbalizer: no example has the label '{name}'; known: {', '.join(labels)}")
     if max_examples is not None and max_examples < len(queries):
         queries = [queries[i * len(queries) // max_examples] for i in range(max_examples)]
     answers = predict_with_prompt(load_model(model, device), queries, labels, demonstrations, config)
@@ -98,13 +100,17 @@ def _parse_verbalizers(options: list[str] | None) -> dict[str, str]:
     for option in options or []:
         label, equals, word = option.partition("=")
         if not equals or not label or not word.strip():
-            raise InputError(f"--word: '{option}' is not LABEL=WORD, such as 1=positive")
+            raise InputError(f"--verbalizer: '{option}' is not LABEL=WORD, such as 1=positive")
         verbalizers[label] = word
     return verbalizers
 
 
 def _read_examples(
-    format: str, files: tuple[Path, Path | None], reader_options: dict[str, Any], shots_and_seed: tuple[int, int], skip_bad: bool
+    format: str,
+    files: tuple[Path, Path | None],
+    reader_options: dict[str, Any],
+    shots_and_seed: tuple[int, int],
+    skip_bad: bool,
 ) -> tuple[list[TextExample], list[TextExample], list[str], list[str]]:
     """Those that are asked about, those that are shown, all labels, and what was skipped."""
     from qkv.data.examples import TextExample
@@ -114,7 +120,11 @@ def _read_examples(
     from qkv.generation.prompting import sample_demonstrations
 
     if get_format(format).example_type is not TextExample:
-        format_names = ", ".join(name for name, dataset_format in FORMATS.items() if dataset_format.example_type is TextExample and ":" not in name)
+        format_names = ", ".join(
+            name
+            for name, dataset_format in FORMATS.items()
+            if dataset_format.example_type is TextExample and ":" not in name
+        )
         raise InputError(f"--format {format} has no labelled texts; known: {format_names}, and GLUE's")
     path, train_path = files
     queries = read(format, path, split="dev", columns=reader_options, skip_bad=skip_bad)
@@ -156,13 +166,15 @@ def _check_class_labels(examples: Sequence[TextExample]) -> None:
 
 
 def _prediction_rows(queries: list[TextExample], answers: list[PromptPrediction]) -> list[list[str]]:
-    rows = [["where", "predicted", "probability", "right"]]
+    rows = [["location", "predicted", "probability", "gold"]]
     for example, answer in zip(queries, answers, strict=True):
         rows.append([example.location, answer.label, f"{answer.probability:.4f}", str(example.label)])
     return rows
 
 
-def _print_metrics(queries: list[TextExample], answers: list[PromptPrediction], labels: list[str], resamples: int, as_json: bool) -> None:
+def _print_metrics(
+    queries: list[TextExample], answers: list[PromptPrediction], labels: list[str], resamples: int, as_json: bool
+) -> None:
     from qkv.metrics import significance
     from qkv.metrics.classification import F1, Accuracy
 
@@ -179,7 +191,8 @@ def _print_metrics(queries: list[TextExample], answers: list[PromptPrediction], 
         print(json.dumps({"examples": len(queries), **scores, **({"intervals": intervals} if intervals else {})}))
         return
     table = [
-        [name, format_number(value, 4), *([format_interval(*intervals[name], 4)] if resamples else [])] for name, value in scores.items()
+        [name, format_number(value, 4), *([format_interval(*intervals[name], 4)] if resamples else [])]
+        for name, value in scores.items()
     ]
-    print_table(["figure", "value", *(["95 % interval"] if resamples else [])], table)
+    print_table(["metric", "value", *(["95 % interval"] if resamples else [])], table)
     print(f"\n{len(queries):,} examples")

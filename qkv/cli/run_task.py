@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 ReaderOptions = Annotated[
     list[str] | None,
-    typer.Option("--column", metavar="WHAT=NAME", help="Of --format: a column or option, such as label=stars."),
+    typer.Option("--reader-option", metavar="KEY=VALUE", help="Of --format: a column or option, such as label=stars."),
 ]
 SkipBad = Annotated[
     bool, typer.Option("--skip-bad", help="Leave out what cannot be read; count it and list it at the end.")
@@ -43,11 +43,11 @@ def task_of_run(model: str) -> Task[Any] | None:
 
 
 def parse_reader_options(options: list[str] | None, **named: str | None) -> dict[str, Any]:
-    """--column WHAT=NAME …, and those that have an option of their own."""
+    """--reader-option KEY=VALUE …, and those that have an option of their own."""
     parsed: dict[str, Any] = {key: value for key, value in named.items() if value is not None}
     for option in options or []:
         key, equals, value = option.partition("=")
         if not equals or not key:
-            raise InputError(f"--column: '{option}' is not WHAT=NAME, such as label=stars")
+            raise InputError(f"--reader-option: '{option}' is not KEY=VALUE, such as label=stars")
         parsed[key] = {"true": True, "false": False, "none": None}.get(value, value)
     return parsed

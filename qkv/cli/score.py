@@ -35,8 +35,10 @@ Seed = Annotated[int, typer.Option(help="The same seed draws the same resamples.
 Confidence = Annotated[float, typer.Option(help="The share of resampled figures that lies within an interval.")]
 Lowercase = Annotated[bool, typer.Option("--lowercase", help="bleu, chrf, wer, cer: without regard to case.")]
 Tokenize = Annotated[str, typer.Option(help="bleu: 13a, intl, char, zh; none for text that is tokenised.")]
-MultiReference = Annotated[str, typer.Option("--references", help="rouge: the best of several references, or their mean.")]
-UseStemmer = Annotated[bool, typer.Option("--stem", help="rouge: compare Porter's stems.")]
+MultiReference = Annotated[
+    str, typer.Option("--multi-reference", help="rouge: the best of several references, or their mean.")
+]
+UseStemmer = Annotated[bool, typer.Option("--use-stemmer", help="rouge: compare Porter's stems.")]
 SentenceSeparator = Annotated[
     str,
     typer.Option(
@@ -50,8 +52,10 @@ Ignore = Annotated[
 ]
 Column = Annotated[str | None, typer.Option(metavar="COLUMN", help="Of a table: a name from its first line, or 1, 2 …")]
 LabelSeparator = Annotated[str, typer.Option(help="What stands between the labels of one example (multilabel_f1).")]
-PerClass = Annotated[bool, typer.Option("--by-label", help="Also precision, recall and F1 of each label or type.")]
-PerExample = Annotated[Path | None, typer.Option(metavar="FILE", help="Write every example's own figures here, as TSV.")]
+PerClass = Annotated[bool, typer.Option("--per-class", help="Also precision, recall and F1 of each label or type.")]
+PerExample = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write every example's own figures here, as TSV.")
+]
 Encoder = Annotated[str | None, typer.Option("--model", metavar="MODEL", help="bertscore: the encoder.")]
 Layer = Annotated[int | None, typer.Option(help="bertscore: whose vectors; 0 goes into the first block.")]
 Idf = Annotated[bool, typer.Option("--idf", help="bertscore: weigh rare tokens more.")]
@@ -93,7 +97,7 @@ def score(
     options = MetricOptions(
         lowercase=lowercase,
         tokenize=tokenize,
-        multi_reference=check_choice("--references", multi_reference, "best", "mean"),
+        multi_reference=check_choice("--multi-reference", multi_reference, "best", "mean"),
         use_stemmer=use_stemmer,
         sentence_separator=sentence_separator,
         scheme=check_choice("--scheme", scheme, *SCHEMES),
@@ -101,14 +105,16 @@ def score(
         ignore=tuple(ignore or ()),
         layer=layer,
         idf=idf,
-        on_too_long=check_choice("--too-long", on_too_long, "refuse", "truncate"),
+        on_too_long=check_choice("--on-too-long", on_too_long, "refuse", "truncate"),
     )
     metrics = list(dict.fromkeys(metric))
     _check_options(
-        metrics, options, {"separator": label_separator != ",", "model": model is not None, "device": device is not None}
+        metrics,
+        options,
+        {"label_separator": label_separator != ",", "model": model is not None, "device": device is not None},
     )
     if num_resamples < 0 or not 0 < confidence < 1:
-        raise InputError("--bootstrap is 0 or more and --level lies between 0 and 1")
+        raise InputError("--num-resamples is 0 or more and --confidence lies between 0 and 1")
     tags = options.scheme if "entity_f1" in metrics else None
     files = ScoringFiles(hyp, tuple(ref), baseline, hyp_column, ref_column, label_separator, tags)
     results = _score_metrics(metrics, files, options, (model, device), _Resampling(num_resamples, seed, confidence))
@@ -160,7 +166,8 @@ def _check_options(metrics: list[str], options: Any, other_options: dict[str, bo
     for name in [*changed, *(name for name, is_set in other_options.items() if is_set)]:
         if name not in accepted:
             metric_names = ", ".join(metric for metric, entry in METRICS.items() if name in entry.options)
-            raise InputError(f"--{name.replace('_', '-')} changes nothing of {', '.join(metrics)}; it is for {metric_names}")
+            option = f"--{name.replace('_', '-')}"
+            raise InputError(f"{option} changes nothing of {', '.join(metrics)}; it is for {metric_names}")
 
 
 def _score_metrics(
@@ -179,7 +186,7 @@ def _score_metrics(
             data_by_kind[kind] = read_scoring_files(kind, files)
     model, device = encoder
     if model is not None:
-        options = dataclasses.replace(options, model=load_model(model, device), called=model)
+        options = dataclasses.replace(options, model=load_model(model, device), model_name=model)
     for name in metrics:
         data = data_by_kind[get_metric(name).data_kind]
         systems = (data.hypotheses, data.references, *([data.baseline] if data.baseline is not None else []))
@@ -207,10 +214,11 @@ def _write_per_example(path: Path, results: _ScoreResults) -> None:
 
     columns: dict[str, list[str]] = {}
     for metric in results.metrics:
-        per_example = metric.metric.each(metric.stats)
+        per_example = metric.metric.per_example(metric.stats)
         for score_name in dict.fromkeys(score_name for row in per_example for score_name in row):
             title = score_name if score_name == metric.name else f"{metric.name}.{score_name}"
-            columns[title] = [format_number(row.get(score_name, math.nan), metric.metric.digits) for row in per_example]
+            decimals = metric.metric.decimals
+            columns[title] = [format_number(row.get(score_name, math.nan), decimals) for row in per_example]
     lines = zip(*columns.values(), strict=True)
     atomic_write_text(path, "".join("\t".join(line) + "\n" for line in [tuple(columns), *lines]))
 
@@ -219,9 +227,9 @@ def _print_json(results: _ScoreResults, per_class: bool) -> None:
     metrics: dict[str, Any] = {}
     for metric in results.metrics:
         scores = {score_name: _score_fields(metric, score_name) for score_name in metric.scores}
-        metrics[metric.name] = {"signature": metric.signature, "figures": scores}
-        if per_class and hasattr(metric.metric, "by_label"):
-            metrics[metric.name]["labels"] = metric.metric.by_label(metric.stats)
+        metrics[metric.name] = {"signature": metric.signature, "scores": scores}
+        if per_class and hasattr(metric.metric, "per_class"):
+            metrics[metric.name]["classes"] = metric.metric.per_class(metric.stats)
     resampling = asdict(results.resampling) if results.resampling.resamples else None
     print(json.dumps({"examples": results.examples, "metrics": metrics, "bootstrap": resampling, "notes": results.notes}))
 
@@ -229,13 +237,14 @@ def _print_json(results: _ScoreResults, per_class: bool) -> None:
 def _score_fields(metric: _MetricScores, score_name: str) -> dict[str, Any]:
     fields: dict[str, float] = {"value": metric.scores[score_name]}
     if score_name in metric.intervals:
-        fields |= asdict(metric.intervals[score_name])
+        interval = metric.intervals[score_name]
+        fields |= {"ci_low": interval.low, "ci_high": interval.high}
     if metric.baseline:
-        fields["other"] = metric.baseline.get(score_name, math.nan)
+        fields["baseline"] = metric.baseline.get(score_name, math.nan)
     if score_name in metric.comparisons:
         comparison = asdict(metric.comparisons[score_name])
-        interval = comparison.pop("interval")
-        fields |= {**comparison, "difference_low": interval["low"], "difference_high": interval["high"]}
+        bounds = comparison.pop("interval")
+        fields |= {**comparison, "difference_ci_low": bounds["low"], "difference_ci_high": bounds["high"]}
     # JSON has no word for infinite and not-a-number
     return {key: value if math.isfinite(value) else None for key, value in fields.items()}
 
@@ -244,47 +253,56 @@ def _print_table(results: _ScoreResults, per_class: bool) -> None:
     has_baseline = any(metric.baseline for metric in results.metrics)
     header = [
         "metric",
-        "figure",
+        "score",
         "value",
         *(["interval"] if results.resampling.resamples else []),
-        *(["other"] if has_baseline else []),
+        *(["baseline"] if has_baseline else []),
     ]
-    print_table(header, [_score_row(metric, score_name) for metric in results.metrics for score_name in metric.scores], text_columns=2)
+    rows = [_score_row(metric, score_name) for metric in results.metrics for score_name in metric.scores]
+    print_table(header, rows, text_columns=2)
     if any(metric.comparisons for metric in results.metrics):  # a table of its own: both fit into eighty columns
         print()
-        header = ["metric", "figure", "difference", "interval", "p boot", "p swaps"]
-        print_table(header, [_comparison_row(metric, score_name) for metric in results.metrics for score_name in metric.comparisons], text_columns=2)
+        header = ["metric", "score", "difference", "interval", "p (boot.)", "p (rand.)"]
+        rows = [_comparison_row(metric, score_name) for metric in results.metrics for score_name in metric.comparisons]
+        print_table(header, rows, text_columns=2)
     for metric in results.metrics if per_class else []:
-        if hasattr(metric.metric, "by_label"):
+        if hasattr(metric.metric, "per_class"):
             print()
             print_table([metric.name, "precision", "recall", "f1", "support"], _class_rows(metric))
     print()
     summary = f"{results.examples:,} examples"
-    if results.resampling.resamples:
-        summary += f"; {results.resampling.level:.0%} intervals from {results.resampling.resamples:,} resamples, seed {results.resampling.seed}"
+    resampling = results.resampling
+    if resampling.resamples:
+        summary += f"; {resampling.level:.0%} intervals from {resampling.resamples:,} resamples, seed {resampling.seed}"
     print(summary)
     if any(metric.comparisons for metric in results.metrics):
-        print("p boot: paired bootstrap (Koehn 2004); p swaps: approximate randomisation (Riezler & Maxwell 2005)")
-    for line in [*(f"{metric.name}: {metric.signature}" for metric in results.metrics if metric.signature), *results.notes]:
+        print(
+            "p (boot.): paired bootstrap (Koehn 2004); "
+            "p (rand.): approximate randomization (Riezler & Maxwell 2005)"
+        )
+    signatures = [f"{metric.name}: {metric.signature}" for metric in results.metrics if metric.signature]
+    for line in [*signatures, *results.notes]:
         print(line)
 
 
 def _score_row(metric: _MetricScores, score_name: str) -> list[str]:
-    digits = metric.metric.digits
-    row = [metric.name, score_name, format_number(metric.scores[score_name], digits)]
-    row += [format_interval(metric.intervals[score_name].low, metric.intervals[score_name].high, digits)] if metric.intervals else []
-    return [*row, format_number(metric.baseline.get(score_name, math.nan), digits)] if metric.baseline else row
+    decimals = metric.metric.decimals
+    row = [metric.name, score_name, format_number(metric.scores[score_name], decimals)]
+    if metric.intervals:
+        interval = metric.intervals[score_name]
+        row.append(format_interval(interval.low, interval.high, decimals))
+    return [*row, format_number(metric.baseline.get(score_name, math.nan), decimals)] if metric.baseline else row
 
 
 def _comparison_row(metric: _MetricScores, score_name: str) -> list[str]:
-    digits, comparison = metric.metric.digits, metric.comparisons[score_name]
-    interval = format_interval(comparison.interval.low, comparison.interval.high, digits, sign="+")
+    decimals, comparison = metric.metric.decimals, metric.comparisons[score_name]
+    interval = format_interval(comparison.interval.low, comparison.interval.high, decimals, sign="+")
     p_values = (f"{p_value:.4f}" for p_value in (comparison.p_bootstrap, comparison.p_randomization))
-    return [metric.name, score_name, format_number(comparison.difference, digits, sign="+"), interval, *p_values]
+    return [metric.name, score_name, format_number(comparison.difference, decimals, sign="+"), interval, *p_values]
 
 
 def _class_rows(metric: _MetricScores) -> list[list[str]]:
     return [
         [str(label), *(format_number(line[key], 4) for key in ("precision", "recall", "f1")), f"{line['support']:,.0f}"]
-        for label, line in metric.metric.by_label(metric.stats).items()
+        for label, line in metric.metric.per_class(metric.stats).items()
     ]

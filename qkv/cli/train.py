@@ -1,14 +1,12 @@
-"""Commands that train a model and look at one that was trained here: train, look, cost."""
+"""The command that trains a model: train."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-import typer
+from typing import Any
 
 from qkv.cli import options
-from qkv.cli.options import Device, RunFolder, check_device, load_model
+from qkv.cli.options import Device, check_device
 from qkv.cli.run_task import ReaderOptions, SkipBad, parse_reader_options
 from qkv.errors import InputError
 
@@ -33,7 +31,7 @@ def train(
 ) -> None:
     """Train what RECIPE describes, or a task on your own file.
 
-    qkv train --task classify --data mine.csv --text review --label stars --from MODEL
+    qkv train --task text_classification --data mine.csv --text review --label stars --init-from MODEL
 
     Kill it at any moment: the same command goes on, as if it had never stopped.
     """
@@ -49,7 +47,8 @@ def train(
             raise InputError("a recipe names its data and model itself; leave out RECIPE, or --data and the like")
         recipe: Any = read_recipe(recipe_path, overrides)
     else:
-        recipe = _make_recipe(task, data, init_from, overrides, valid=valid, format=format, columns=reader_options, skip_bad=skip_bad)
+        reader_settings = {"valid": valid, "format": format, "columns": reader_options, "skip_bad": skip_bad}
+        recipe = _make_recipe(task, data, init_from, overrides, **reader_settings)
     folder = output or Path("runs") / recipe.name
     if num_seeds is not None or num_folds is not None:
         _train_multiple(recipe, folder, device, num_seeds, num_folds, tensorboard)
@@ -63,8 +62,8 @@ def train(
 
 def _check_num_runs(num_seeds: int | None, num_folds: int | None) -> None:
     if num_seeds is not None and num_folds is not None:
-        raise InputError("--seeds and --folds: give one of the two")
-    for option, count in (("--seeds", num_seeds), ("--folds", num_folds)):
+        raise InputError("--num-seeds and --num-folds: give one of the two")
+    for option, count in (("--num-seeds", num_seeds), ("--num-folds", num_folds)):
         if count is not None and count < 2:
             raise InputError(f"{option}: {count} run has no deviation; give 2 or more")
 
@@ -73,7 +72,7 @@ def _recipe_and_overrides(args: list[str], task: str | None) -> tuple[Path | Non
     """What stands on the command line beside options: with --task changes alone, else a recipe before them."""
     if task is None:
         if not args:
-            raise InputError("nothing to train; give a RECIPE, or --task with --data and --from")
+            raise InputError("nothing to train; give a RECIPE, or --task with --data and --init-from")
         return Path(args[0]), args[1:]
     not_override = next((arg for arg in args if "=" not in arg), None)
     if not_override is not None:
@@ -81,7 +80,9 @@ def _recipe_and_overrides(args: list[str], task: str | None) -> tuple[Path | Non
     return None, args
 
 
-def _make_recipe(task: Any, data: str | None, init_from: str | None, overrides: list[str], **reader_settings: Any) -> Any:
+def _make_recipe(
+    task: Any, data: str | None, init_from: str | None, overrides: list[str], **reader_settings: Any
+) -> Any:
     """A recipe out of options, which is shown: written to a file, it can be changed and run again."""
     from qkv.recipe.parse import dump_yaml, validate_recipe
     from qkv.train.auto_recipe import make_recipe
@@ -90,8 +91,12 @@ def _make_recipe(task: Any, data: str | None, init_from: str | None, overrides: 
     if data is None:
         raise InputError("--task needs examples to learn from; give --data")
     if init_from is None and not any(override.startswith("model") for override in overrides):
-        model_overrides = "model.family=vit model.image=… model.patch=…" if task == "picture" else "model.family=… text.size=…"
-        raise InputError(f"--task needs a model to start from; give --from, or {model_overrides} for a new one")
+        model_overrides = (
+            "model.family=vit model.image_size=… model.patch_size=…"
+            if task == "image_classification"
+            else "model.family=… tokenizer.vocab_size=…"
+        )
+        raise InputError(f"--task needs a model to start from; give --init-from, or {model_overrides} for a new one")
     raw = make_recipe(task, data, init_from, overrides, **reader_settings)
     recipe = validate_recipe(raw, "the command line")
     print_on_main(dump_yaml(raw))
@@ -103,7 +108,7 @@ def _train_run(recipe: Any, folder: Path, device: str | None, tensorboard: bool)
     from qkv.train.trainer import fit
 
     records = fit(recipe, folder, device=device)
-    return display(log_tensorboard(records, folder) if tensorboard else records, recipe.train.steps)
+    return display(log_tensorboard(records, folder) if tensorboard else records, recipe.train.max_steps)
 
 
 def _train_multiple(
@@ -116,7 +121,10 @@ def _train_multiple(
     from qkv.train.multi_run import final_metrics, render, summary, with_folds, with_seeds
 
     metrics_by_run = {}
-    for variant in with_folds(recipe, folder, num_folds) if num_folds is not None else with_seeds(recipe, folder, num_seeds or 0):
+    variants = (
+        with_seeds(recipe, folder, num_seeds or 0) if num_folds is None else with_folds(recipe, folder, num_folds)
+    )
+    for variant in variants:
         print_on_main(f"{variant.name}: {variant.folder}")
         _train_run(variant.recipe, variant.folder, device, tensorboard)
         metrics_by_run[variant.name] = final_metrics(variant.folder)
@@ -132,80 +140,9 @@ def _run_lr_range_test(recipe: Any, folder: Path, device: str | None) -> None:
     from qkv.train.trainer import lr_range_test
 
     range_test = lr_range_test(recipe, device=device)
-    plot_path, table_path = folder.with_name(f"{folder.name}-rates.png"), folder.with_name(f"{folder.name}-rates.tsv")
+    plot_path = folder.with_name(f"{folder.name}-rates.png")
+    table_path = folder.with_name(f"{folder.name}-rates.tsv")
     range_test.plot(plot_path)
     atomic_write_text(table_path, range_test.tsv())
     print(f"{plot_path}: the loss over the rate ({table_path.name}: as a table)")
     print(f"suggested: train.learning_rate={range_test.suggested_lr():.1e}")
-
-
-def plot(
-    run: RunFolder,
-    texts: Annotated[list[str], typer.Argument(metavar="TEXT...", help="Inputs, a panel each.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The picture: .png, .svg or .pdf.")] = Path("map.png"),
-    target: Annotated[list[str] | None, typer.Option(help="Outputs to align with, instead of the model's own.")] = None,
-    layer: Annotated[
-        str | None, typer.Option(help="Which attention, such as decoder.1.cross; by default the last.")
-    ] = None,
-    heads: Annotated[str, typer.Option(help="mean, each, or numbers such as 0,2.")] = "mean",
-    device: Device = None,
-) -> None:
-    """The alignment plot: input across, output down, a panel a head or their mean."""
-    from qkv.analysis.alignments import alignments
-    from qkv.analysis.plot import plot_alignment, plot_alignments
-
-    if target is not None and len(target) != len(texts):
-        raise InputError(f"{len(texts)} texts and {len(target)} targets; give one --target for each text")
-    selected_heads = _parse_heads(heads)
-    maps = alignments(load_model(run, device), texts, target, layer)
-    if len(maps) == 1:
-        alignment = maps[0]
-        plot_alignment(alignment.weights, alignment.source_tokens, alignment.target_tokens, output, title=texts[0], heads=selected_heads)
-    else:
-        if selected_heads != "mean":
-            raise InputError("--heads shows the heads of one text; give one TEXT, or leave it at mean")
-        items = [(a.weights.mean(0), a.source_tokens, a.target_tokens, text) for a, text in zip(maps, texts, strict=True)]
-        plot_alignments(items, output)
-    print(f"{output}: attention of {maps[0].layer}")
-
-
-def cost(
-    recipe_or_run: Annotated[Path, typer.Argument(metavar="RECIPE|RUN", help="A recipe, or a run's folder.")],
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="As in train.")] = None,
-    source_length: Annotated[
-        int | None, typer.Option("--source-length", "-m", help="M; by default the data's mean.")
-    ] = None,
-    target_length: Annotated[
-        int | None, typer.Option("--target-length", "-n", help="N; by default the data's mean.")
-    ] = None,
-    vocab_size: Annotated[
-        str | None, typer.Option(help="Sizes such as 30,40 where a recipe's data is not at hand.")
-    ] = None,
-) -> None:
-    """Parameters by part, FLOPs a token and a run, memory, and the three attentions' costs."""
-    from qkv.analysis.cost import cost as count
-    from qkv.analysis.cost_table import render_cost_table
-    from qkv.train.cost_inputs import CostInputs, infer_cost_inputs
-
-    cost_inputs: CostInputs = infer_cost_inputs(recipe_or_run, overrides or [], vocab_size)
-    recipe = cost_inputs.recipe
-    print(
-        render_cost_table(
-            count(
-                cost_inputs.spec,
-                source_length=cost_inputs.source_length if source_length is None else source_length,
-                target_length=cost_inputs.target_length if target_length is None else target_length,
-                batch_tokens=recipe.train.batch_tokens if recipe else None,
-                steps=recipe.train.max_steps if recipe else None,
-            )
-        )
-    )
-
-
-def _parse_heads(text: str) -> Literal["mean", "each"] | list[int]:
-    if text in ("mean", "each"):
-        return text  # type: ignore[return-value]
-    try:
-        return [int(number) for number in text.split(",")]
-    except ValueError:
-        raise InputError(f"--heads is mean, each, or numbers such as 0,2, not '{text}'") from None

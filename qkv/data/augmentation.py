@@ -31,11 +31,11 @@ class Augmentation:
 
     def __post_init__(self) -> None:
         if not isinstance(self.horizontal_flip, bool):
-            raise InputError(f"task.flip is true or false, not {self.horizontal_flip!r}")
+            raise InputError(f"task.horizontal_flip is true or false, not {self.horizontal_flip!r}")
         if not isinstance(self.max_shift, int) or isinstance(self.max_shift, bool) or self.max_shift < 0:
-            raise InputError(f"task.shift is a number of pixels, 0 or more, not {self.max_shift!r}")
+            raise InputError(f"task.max_shift is a number of pixels, 0 or more, not {self.max_shift!r}")
         if isinstance(self.random_erasing, bool) or not isinstance(self.random_erasing, int | float) or not 0 <= self.random_erasing <= 1:
-            raise InputError(f"task.erase is a share of the pictures, from 0 to 1, not {self.random_erasing!r}")
+            raise InputError(f"task.random_erasing is a share of the pictures, from 0 to 1, not {self.random_erasing!r}")
 
     @property
     def enabled(self) -> bool:

@@ -54,7 +54,7 @@ class PairBatch:
         return PairBatch(*(field.to(device, non_blocking=True) for field in fields))
 
     def split(self, num_microbatches: int) -> list[PairBatch]:
-        """Cut into at most `parts` consecutive batches of about equal token count, each of at least one pair."""
+        """Cut into at most `num_microbatches` consecutive batches of about equal token count, each of at least one pair."""
         if num_microbatches < 1:
             raise InputError(f"a batch cannot be split into {num_microbatches} parts; use 1 or more")
         num_microbatches = min(num_microbatches, len(self))
@@ -73,7 +73,7 @@ def balanced_split(ends: list[int], num_splits: int) -> list[int]:
     edges = [0]
     for split in range(1, num_splits):
         ideal = ends[-1] * split / num_splits
-        split_point = bisect.bisect_left(ends, ideal)  # the pair `cut` crosses the ideal place: cut before or after it
+        split_point = bisect.bisect_left(ends, ideal)  # the pair `split_point` crosses the ideal place: cut before or after it
         tokens_before = ends[split_point - 1] if split_point else 0
         split_point += ends[split_point] - ideal < ideal - tokens_before
         edges.append(min(max(split_point, edges[-1] + 1), len(ends) - (num_splits - split)))
@@ -139,9 +139,9 @@ class EncodedPairs:
 def plan_epoch(
     source_lengths: Ints, target_lengths: Ints, *, max_tokens: int, seed: int, epoch: int, bucket_pool: int = BUCKET_POOL
 ) -> list[Ints]:
-    """Indices of the pairs of each batch of one epoch: every pair once, at most `budget` tokens a batch.
+    """Indices of the pairs of each batch of one epoch: every pair once, at most `max_tokens` tokens a batch.
 
-    Pairs are shuffled, sorted by length within pools of at most `pool`, cut into batches, and the batches shuffled. The
+    Pairs are shuffled, sorted by length within pools of at most `bucket_pool`, cut into batches, and the batches shuffled. The
     plan is a function of the arguments alone. Keys are drawn raw, because numpy promises the stream of a bit generator
     for ever but that of `Generator.permutation` only within a version, and a checkpoint may outlive one.
     """
@@ -174,7 +174,7 @@ def _check_plan(token_counts: Ints, max_tokens: int, seed: int, bucket_pool: int
 
 
 def evaluation_batches(lengths: Ints, max_tokens: int) -> list[Ints]:
-    """Indices in batches for decoding: shortest first, at most `budget` tokens each, a longer one alone."""
+    """Indices in batches for decoding: shortest first, at most `max_tokens` tokens each, a longer one alone."""
     lengths = np.asarray(lengths, dtype=np.int64)
     return _pack_batches(np.argsort(lengths, kind="stable"), lengths, max_tokens)
 
@@ -214,7 +214,7 @@ class ResumableBatches(ABC, Generic[Item]):
         return len(self._epoch_plan(epoch))
 
     def iterate_from(self, epoch: int, batch_index: int) -> Iterator[tuple[DataPosition, Item]]:
-        """Batches from number `index` of `epoch` on, each with the place after it: enter there to go on.
+        """Batches from number `batch_index` of `epoch` on, each with the place after it: enter there to go on.
 
         With workers, threads gather batches ahead of time; which batches come, and in which order, stays the same.
         """

@@ -1,7 +1,8 @@
 """What a task is learned from, one frozen class a kind of example: labelled, tagged, asked, chosen, pictured.
 
-Sources with their targets (translation, summaries) are `qkv.data.pair`'s. Every example knows its `where`, "file:line"
-or "file: id", so that whatever is wrong with it later can still be found.
+Sources with their targets (translation, summaries) are `qkv.data.pair`'s. Every example knows its `location`, "file:line"
+or "file: id", so that whatever is wrong with it later can still be found. An example's `split_key` is hashed to decide
+which split it falls in; the names in it are those of the first runs, whose splits have to stay what they were.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy.typing as npt
 
 from qkv.errors import InputError
 
-ExampleT = TypeVar("Kind")
+ExampleT = TypeVar("ExampleT")
 
 # A class, a number (regression), several classes at once (perhaps none), or None where nobody has said.
 Label = str | float | tuple[str, ...] | None
@@ -57,6 +58,16 @@ class TextExample:
         """The characters of a span."""
         return ((self.text_pair or "") if span.in_text_pair else self.text)[span.start : span.end]
 
+    def split_key(self) -> str:
+        """What decides which split it falls in: all but its location, under names that never change."""
+        spans = ", ".join(
+            f"Span(start={span.start!r}, end={span.end!r}, name={span.name!r}, second={span.in_text_pair!r})"
+            for span in self.spans
+        )
+        spans += "," if len(self.spans) == 1 else ""  # as Python writes a tuple of one
+        texts = f"text={self.text!r}, where='', second={self.text_pair!r}"
+        return f"Labelled({texts}, label={self.label!r}, spans=({spans}), id={self.id!r}, group={self.group!r})"
+
 
 @dataclass(frozen=True, slots=True)
 class TaggedExample:
@@ -68,6 +79,11 @@ class TaggedExample:
     tags: tuple[str, ...] | None
     location: str
     id: str = ""
+
+    def split_key(self) -> str:
+        """What decides which split it falls in: all but its location, under names that never change."""
+        words = f"text={self.text!r}, words={self.words!r}, starts={self.word_starts!r}, tags={self.tags!r}"
+        return f"Tagged({words}, where='', id={self.id!r})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +107,10 @@ class QAExample:
     candidates: tuple[Answer, ...] = ()  # what the answer is to be chosen from (ReCoRD's entities), if not any span
     title: str = ""  # of the article that the context is from
 
+    def split_key(self) -> str:
+        """What decides which split it falls in: its context, or a model is asked about texts that it has learned."""
+        return self.context
+
 
 @dataclass(frozen=True, slots=True)
 class MultipleChoiceExample:
@@ -102,6 +122,11 @@ class MultipleChoiceExample:
     location: str
     text_pair: str | None = None
     id: str = ""
+
+    def split_key(self) -> str:
+        """What decides which split it falls in: all but its location, under names that never change."""
+        choices = f"context={self.context!r}, options={self.choices!r}, right={self.label!r}"
+        return f"Choice({choices}, where='', second={self.text_pair!r}, id={self.id!r})"
 
 
 Pixels = npt.NDArray[np.uint8]
@@ -115,6 +140,10 @@ class ImageExample:
     location: str
     label: str | None = None
     id: str = ""
+
+    def split_key(self) -> str:
+        """What decides which split it falls in: its pixels."""
+        return self.content_hash().hex()
 
     def content_hash(self) -> bytes:
         """The same for the same picture, wherever it lies."""

@@ -29,7 +29,7 @@ def _bisect_invalid(examples: Sequence[ExampleT], check: Callable[[Sequence[Exam
             _bisect_invalid(examples[half:], check, valid)
             return
         # What does not name an example's place is the fault of all or of the settings, and is said when all are taken.
-        if str(error).startswith(f"{examples[0].where}:"):  # type: ignore[attr-defined]
+        if str(error).startswith(f"{examples[0].location}:"):  # type: ignore[attr-defined]
             valid.skipped.append(one_line(error))
             return
     valid.extend(examples)

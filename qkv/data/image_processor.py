@@ -44,7 +44,7 @@ class ImageProcessor:
     resample: int = 2
     crop_size: tuple[int, int] | None = None  # height and width out of the middle; black where the picture ends
     rescale_factor: float | None = 1 / 255
-    mean: tuple[float, ...] | None = (0.5, 0.5, 0.5)  # a channel each, taken away; then divided by `deviation`
+    mean: tuple[float, ...] | None = (0.5, 0.5, 0.5)  # a channel each, taken away; then divided by `std`
     std: tuple[float, ...] | None = (0.5, 0.5, 0.5)
     processor_type: str = _PROCESSOR_TYPES[0]
     raw_config: bytes | None = field(default=None, repr=False, compare=False)  # the file that it was read from
@@ -61,7 +61,7 @@ class ImageProcessor:
             raise InputError(f"{path}: not JSON; restore it from where the checkpoint came from") from None
         if not isinstance(options, dict):
             raise InputError(f"{path}: holds no JSON object; restore it from where the checkpoint came from")
-        return cls(**_parse_hf_config(options, str(path)), written=raw_config)
+        return cls(**_parse_hf_config(options, str(path)), raw_config=raw_config)
 
     def save(self, path: Path) -> None:
         """Writes the file that was read, byte for byte; where there was none, one that says the same."""
@@ -108,7 +108,7 @@ class ImageProcessor:
         return has_channels and raw_image.shape[:2] == self.size == (self.crop_size or self.size)
 
     def normalize(self, pixels: np.ndarray) -> Tensor:
-        """Pixels of one size as numbers, each what `read` makes of it.  # [B, H, W, C] -> [B, C, H, W]"""
+        """Pixels of one size as numbers, each what `preprocess` makes of it.  # [B, H, W, C] -> [B, C, H, W]"""
         channels = pixels.shape[-1]
         values = self._normalize_array(np.repeat(np.arange(256, dtype=np.uint8)[:, None], channels, 1))  # [256, C]
         normalized = np.empty((len(pixels), channels, *pixels.shape[1:3]), np.float32)
@@ -186,7 +186,7 @@ def _check_bit_depth(image: Image, name: str) -> None:
 
 
 def verify_image(path: Path) -> None:
-    """Refuses a file that `Images.read` would refuse, in as little time as that takes."""
+    """Refuses a file that `ImageProcessor.preprocess` would refuse, in as little time as that takes."""
     from PIL import Image
 
     with _wrap_pillow_errors(str(path)), Image.open(path) as file:
@@ -264,18 +264,18 @@ def _parse_hf_config(raw: dict[str, Any], location: str) -> dict[str, Any]:
     for processor_type in processor_types:
         if processor_type not in _PROCESSOR_TYPES:
             raise InputError(f"{location}: prepares pictures as {processor_type} does; qkv has {_PROCESSOR_TYPES[0]} only")
-    fields = {"rgb": _bool_option(options, "do_convert_rgb", False, location), "resample": options.get("resample", ImageProcessor.resample)}
-    fields["kind"] = processor_types[0] if processor_types else ImageProcessor.processor_type
+    fields = {"convert_rgb": _bool_option(options, "do_convert_rgb", False, location), "resample": options.get("resample", ImageProcessor.resample)}
+    fields["processor_type"] = processor_types[0] if processor_types else ImageProcessor.processor_type
     fields["size"] = _parse_size(options, location) if _bool_option(options, "do_resize", True, location) else None
-    fields["crop"] = _parse_height_width(options, "crop_size", None, location) if _bool_option(options, "do_center_crop", False, location) else None
-    fields["factor"] = None
+    fields["crop_size"] = _parse_height_width(options, "crop_size", None, location) if _bool_option(options, "do_center_crop", False, location) else None
+    fields["rescale_factor"] = None
     if _bool_option(options, "do_rescale", True, location):
-        (fields["factor"],) = _parse_floats([options.get("rescale_factor", ImageProcessor.rescale_factor)], "rescale_factor", location)
-    fields["mean"] = fields["deviation"] = None
+        (fields["rescale_factor"],) = _parse_floats([options.get("rescale_factor", ImageProcessor.rescale_factor)], "rescale_factor", location)
+    fields["mean"] = fields["std"] = None
     if _bool_option(options, "do_normalize", True, location):
         fields["mean"] = _parse_floats(options.get("image_mean", ImageProcessor.mean), "image_mean", location)
-        fields["deviation"] = _parse_floats(options.get("image_std", ImageProcessor.std), "image_std", location)
-        if len(fields["mean"]) != len(fields["deviation"]) or 0 in fields["deviation"]:
+        fields["std"] = _parse_floats(options.get("image_std", ImageProcessor.std), "image_std", location)
+        if len(fields["mean"]) != len(fields["std"]) or 0 in fields["std"]:
             raise InputError(f"{location}: image_std needs as many numbers as image_mean, and none that is 0")
     return fields
 

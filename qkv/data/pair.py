@@ -22,7 +22,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class SourceWithReferences:
-    """One source with all the targets that count as right; `where` is the place of the first."""
+    """One source with all the targets that count as right; `location` is the place of the first."""
 
     source: str
     references: tuple[str, ...]
@@ -40,7 +40,7 @@ def group_by_source(pairs: Iterable[Pair]) -> list[SourceWithReferences]:
 
 
 def split_by_hash(pairs: Iterable[Pair], fractions: Mapping[str, float], salt: str = "") -> dict[str, list[Pair]]:
-    """Split into the parts named in `shares` and "train" for the rest, by a hash of the source.
+    """Split into the parts named in `fractions` and "train" for the rest, by a hash of the source.
 
     A source falls in the same part whatever else the data holds and in whatever order, so all its variants stay
     together, and new lines never move old ones between train and test. Shares are met in expectation, not exactly.

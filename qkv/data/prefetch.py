@@ -13,8 +13,8 @@ Result = TypeVar("Result")
 _PENDING_PER_WORKER = 2  # results in waiting for each worker
 
 
-def prefetch_map(fn: Callable[[Item], Result], items: Iterable[Item], num_workers: int, name: str = "ahead") -> Iterator[Result]:
-    """`work` of each item, in the items' order; without workers, when it is asked for.
+def prefetch_map(fn: Callable[[Item], Result], items: Iterable[Item], num_workers: int, name: str = "prefetch") -> Iterator[Result]:
+    """`fn` of each item, in the items' order; without workers, when it is asked for.
 
     The items are read by whoever asks, a bounded number of them ahead, so that they need not be safe in threads.
     """

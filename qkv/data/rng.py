@@ -63,9 +63,9 @@ class CounterRNG(NamedTuple):
     epoch: int
 
     def random_bits(self, indices: Ints, counts: Ints, stream_name: str) -> RandomBits:
-        """`counts[i]` random words of piece `numbers[i]`, one piece after the other.  # [counts.sum()]
+        """`counts[i]` random words of piece `indices[i]`, one piece after the other.  # [counts.sum()]
 
-        `use` keeps the streams of different decisions apart, and from (seed, epoch), which orders the batches: numpy
+        `stream_name` keeps the streams of different decisions apart, and from (seed, epoch), which orders the batches: numpy
         reads that as (seed, epoch, 0). A piece's stream is that of `PCG64.jumped(number)`; it is reached by a jump from
         the piece before, for to seed a generator costs as much as to draw some thousand words.
         """
@@ -127,7 +127,7 @@ def sample_until(keys: RandomBits, item_sizes: Ints, rows: Ints, target_sizes: I
     """Which items are drawn, one after the other in random order, until what each row wants is used up.  # [N]
 
     The item that the limit falls into is in if the row's luck, a number in [0, 1), is below the part of it that lies
-    before the limit. So the sum of the sizes drawn is `wanted` in expectation, and less than an item away from it.
+    before the limit. So the sum of the sizes drawn is `target_sizes` in expectation, and less than an item away from it.
     Without luck, a whole number of items of size one is drawn exactly.
     """
     order = np.lexsort((keys, rows))

@@ -1,42 +1,84 @@
-"""One file a family: the paper, a table of sizes, a function from a shape to a spec, a table of weight rules.
+"""Model families: one module per family, with presets, a spec, Hugging Face tables and a tokenizer template.
 
-A family registers by being a module here; nothing else in the package knows its name.
+A family is a module (or any object) with `PAPER`, `Config` (a dataclass of the recipe's `model` section), `PRESETS`
+(name -> Config) and `make_spec(config, …)`. `HF_FORMAT` and `TOKENIZER_TEMPLATE` are optional. Families import no torch
+and are imported when they are first looked up. `qkv.register.family` adds one from outside the package.
 """
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
+from collections.abc import Iterable, Iterator
 from types import ModuleType
 
 from qkv.errors import InputError, did_you_mean
+from qkv.registry import Registry
 from qkv.tokenization.template import Template
+
+_MODULES = ("bart", "bert", "gpt", "gpt2", "marian", "rnn", "roberta", "t5", "transformer", "vit")
+
+FAMILIES: Registry[ModuleType] = Registry("family", {name: f"qkv.families.{name}" for name in _MODULES})
+
+# `model_type` in a config.json -> family, so that looking one up imports no other family
+_FAMILY_BY_MODEL_TYPE = {
+    "bart": "bart",
+    "bert": "bert",
+    "gpt2": "gpt2",
+    "marian": "marian",
+    "openai-gpt": "gpt",
+    "roberta": "roberta",
+    "t5": "t5",
+    "vit": "vit",
+}
 
 
 def names() -> list[str]:
-    """The families that there are."""
-    return sorted(m.name for m in pkgutil.iter_modules(__path__))
+    """Return the names of all families, built-in and registered, in alphabetical order."""
+    return sorted(FAMILIES.names())
 
 
 def get_family(name: str) -> ModuleType:
-    """A family's module: `SIZES` (name -> Shape), `Shape`, `spec(shape, vocabularies …)`."""
-    if name not in names():
+    """Return a family by its name."""
+    if name not in FAMILIES:
         raise InputError(f"model.family: no family '{name}'; {did_you_mean(name, names())}")
-    return importlib.import_module(f"{__name__}.{name}")
-
-
-def tokenizer_templates() -> tuple[Template, ...]:
-    """The input templates of the families that read text, each once."""
-    unique_templates: list[Template] = []
-    for module in map(get_family, names()):
-        if hasattr(module, "TEMPLATE") and module.TEMPLATE not in unique_templates:
-            unique_templates.append(module.TEMPLATE)
-    return tuple(unique_templates)
+    return FAMILIES.get(name)
 
 
 def by_model_type(model_type: str, location: str) -> ModuleType:
-    """The family that Hugging Face calls `model_type` in a config.json."""
-    families_by_type = {f.HUGGING_FACE.model_type: f for f in map(get_family, names()) if hasattr(f, "HUGGING_FACE")}
-    if model_type not in families_by_type:
-        raise InputError(f"{location}: qkv has no family for model_type '{model_type}'; {did_you_mean(model_type, families_by_type)}")
-    return families_by_type[model_type]
+    """Return the family of a `model_type` in a Hugging Face config.json."""
+    name = _FAMILY_BY_MODEL_TYPE.get(model_type)
+    if name is not None:
+        return FAMILIES.get(name)
+    registered = {family.HF_FORMAT.model_type: family for family in _registered() if hasattr(family, "HF_FORMAT")}
+    if model_type not in registered:
+        hint = did_you_mean(model_type, [*_FAMILY_BY_MODEL_TYPE, *registered])
+        raise InputError(f"{location}: qkv has no family for model_type '{model_type}'; {hint}")
+    return registered[model_type]
+
+
+def _registered() -> Iterator[ModuleType]:
+    """Yield the families from outside the package; they are imported already."""
+    return (FAMILIES.get(name) for name in FAMILIES.names() if name not in _MODULES)
+
+
+def head_names(family: ModuleType) -> list[str]:
+    """Return the names of the heads that a family has, its own first."""
+    if hasattr(family, "HF_FORMAT"):
+        return list(dict.fromkeys(architecture.head for architecture in family.HF_FORMAT.architectures.values()))
+    return list(getattr(family, "HEAD_NAMES", ()))
+
+
+class TokenizerTemplates(Iterable[Template]):
+    """The distinct tokenizer templates of all families; iterating over them imports the families."""
+
+    def __iter__(self) -> Iterator[Template]:
+        yielded: list[Template] = []
+        for family in map(get_family, names()):
+            template = getattr(family, "TOKENIZER_TEMPLATE", None)
+            if template is not None and template not in yielded:
+                yielded.append(template)
+                yield template
+
+
+def tokenizer_templates() -> TokenizerTemplates:
+    """Return the distinct tokenizer templates of all families, imported only when iterated over."""
+    return TokenizerTemplates()

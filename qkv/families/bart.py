@@ -53,82 +53,82 @@ def make_spec(
     bos_id: int = 2,
     eos_id: int = 2,
     pad_id: int = 1,
-    head: str = "generation",
+    head: str = "seq2seq_lm",
     labels: tuple[str, ...] = ("no", "yes"),
 ) -> s.Model:
-    """An encoder-decoder under one of its heads; `body` is none."""
+    """An encoder-decoder under one of its heads; `backbone` is none."""
     base_spec = transformer.make_spec(config, source_vocab_size=source_vocab_size, target_vocab_size=target_vocab_size, bos_id=bos_id, eos_id=eos_id)
-    dropout_fields = {"dropout": config.classifier_dropout, "dropout_first": True}
+    dropout_fields = {"dropout": config.classifier_dropout, "dropout_before_dense": True}
     heads = {
-        "generation": s.replace(base_spec.head, offset=True),
-        "sequence": s.classification_head("sequence", config.d_model, labels, pool="last", dense="tanh", **dropout_fields),
+        "seq2seq_lm": s.replace(base_spec.head, final_logits_bias=True),
+        "sequence": s.classification_head("sequence", config.d_model, labels, pool="last", dense_activation="tanh", **dropout_fields),
         "span": s.classification_head("span", config.d_model, labels),
     }
-    embedding_fields = {"scale": config.scale_embedding, "padding": pad_id, "norm": s.Norm() if config.embedding_norm else None}
-    embedding_fields["offset"] = 2 if config.position == "learned" else 0
+    embedding_fields = {"scale_by_sqrt_dim": config.scale_embedding, "padding_idx": pad_id, "norm": s.Norm() if config.embedding_norm else None}
+    embedding_fields["position_offset"] = 2 if config.position == "learned" else 0
     return s.replace(
         base_spec,
         family="bart",
-        source=s.replace(base_spec.source_embedding, **embedding_fields),
+        source_embedding=s.replace(base_spec.source_embedding, **embedding_fields),
         encoder=_adapt_stack(base_spec.encoder, config, config.heads, config.d_ff),
-        target=s.replace(base_spec.target_embedding, **embedding_fields),
+        target_embedding=s.replace(base_spec.target_embedding, **embedding_fields),
         decoder=_adapt_stack(base_spec.decoder, config, config.decoder_heads, config.decoder_d_ff),
         head=s.select_head(heads, head),
-        spread=config.init_std,
+        init_std=config.init_std,
     )
 
 
 def _adapt_stack(stack: s.TransformerStack, config: Config, heads: int, d_ff: int) -> s.TransformerStack:
     """The Transformer's with its own heads and hidden width, and dropout behind the activation."""
     attention = s.replace(stack.block.self_attention, heads=heads)
-    feedforward = s.replace(stack.block.feedforward, hidden=d_ff, dropout=config.activation_dropout)
+    feedforward = s.replace(stack.block.feedforward, d_ff=d_ff, dropout=config.activation_dropout)
     cross_attention = None if stack.block.cross_attention is None else attention
-    return s.replace(stack, block=s.replace(stack.block, attention=attention, cross=cross_attention, feedforward=feedforward))
+    return s.replace(stack, block=s.replace(stack.block, self_attention=attention, cross_attention=cross_attention, feedforward=feedforward))
 
 
 TOKENIZER_TEMPLATE = roberta.TOKENIZER_TEMPLATE
 
 HF_CONFIG_KEYS = (
-    ConfigKey("vocab_size", "source", "source.vocabulary"),
-    ConfigKey("d_model", "width", "source.width"),
-    ConfigKey("encoder_layers", "layers", "encoder.depth"),
-    ConfigKey("decoder_layers", "decoder_layers", "decoder.depth"),
-    ConfigKey("encoder_attention_heads", "heads", "encoder.block.attention.heads"),
-    ConfigKey("decoder_attention_heads", "decoder_heads", "decoder.block.attention.heads"),
-    ConfigKey("encoder_ffn_dim", "hidden", "encoder.block.feedforward.hidden"),
-    ConfigKey("decoder_ffn_dim", "decoder_hidden", "decoder.block.feedforward.hidden"),
+    ConfigKey("vocab_size", "source_vocab_size", "source_embedding.vocab_size"),
+    ConfigKey("d_model", "d_model", "source_embedding.d_model"),
+    ConfigKey("encoder_layers", "layers", "encoder.num_layers"),
+    ConfigKey("decoder_layers", "decoder_layers", "decoder.num_layers"),
+    ConfigKey("encoder_attention_heads", "heads", "encoder.block.self_attention.heads"),
+    ConfigKey("decoder_attention_heads", "decoder_heads", "decoder.block.self_attention.heads"),
+    ConfigKey("encoder_ffn_dim", "d_ff", "encoder.block.feedforward.d_ff"),
+    ConfigKey("decoder_ffn_dim", "decoder_d_ff", "decoder.block.feedforward.d_ff"),
     ConfigKey("activation_function", "activation", "encoder.block.feedforward.activation", ACTIVATIONS),
     ConfigKey("dropout", "dropout", "encoder.block.dropout"),
-    ConfigKey("attention_dropout", "attention_dropout", "encoder.block.attention.dropout"),
+    ConfigKey("attention_dropout", "attention_dropout", "encoder.block.self_attention.dropout"),
     ConfigKey("activation_dropout", "activation_dropout", "encoder.block.feedforward.dropout"),
-    ConfigKey("max_position_embeddings", "length", "source.length"),
-    ConfigKey("scale_embedding", "scale", "source.scale"),
-    ConfigKey("init_std", "spread", "spread"),
-    ConfigKey("decoder_start_token_id", "start", "start"),
-    ConfigKey("eos_token_id", "end", "end"),
+    ConfigKey("max_position_embeddings", "max_length", "source_embedding.max_length"),
+    ConfigKey("scale_embedding", "scale_embedding", "source_embedding.scale_by_sqrt_dim"),
+    ConfigKey("init_std", "init_std", "init_std"),
+    ConfigKey("decoder_start_token_id", "bos_id", "bos_id"),
+    ConfigKey("eos_token_id", "eos_id", "eos_id"),
 )
 BART_CONFIG_KEYS = (
-    ConfigKey("vocab_size", "target", "target.vocabulary"),
-    ConfigKey("pad_token_id", "pad", "source.padding"),
-    ConfigKey("classifier_dropout", "head_dropout", "head.dropout", heads=("sequence",)),
+    ConfigKey("vocab_size", "target_vocab_size", "target_embedding.vocab_size"),
+    ConfigKey("pad_token_id", "pad_id", "source_embedding.padding_idx"),
+    ConfigKey("classifier_dropout", "classifier_dropout", "head.dropout", heads=("sequence",)),
 )
 HF_SUPPORTED_VALUES = {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0, "is_decoder": False, "is_encoder_decoder": True}
 HF_SUPPORTED_VALUES |= {"normalize_before": False, "add_final_layer_norm": False, "add_bias_logits": False}  # of old configs
 
 LAYER_NAMES = {
-    "self_attn.q_proj": "attention.q",
-    "self_attn.k_proj": "attention.k",
-    "self_attn.v_proj": "attention.v",
-    "self_attn.out_proj": "attention.o",
-    "self_attn_layer_norm": "around_attention.norm",
-    "encoder_attn.q_proj": "cross.q",
-    "encoder_attn.k_proj": "cross.k",
-    "encoder_attn.v_proj": "cross.v",
-    "encoder_attn.out_proj": "cross.o",
-    "encoder_attn_layer_norm": "around_cross.norm",
+    "self_attn.q_proj": "self_attention.q",
+    "self_attn.k_proj": "self_attention.k",
+    "self_attn.v_proj": "self_attention.v",
+    "self_attn.out_proj": "self_attention.o",
+    "self_attn_layer_norm": "self_attention_residual.norm",
+    "encoder_attn.q_proj": "cross_attention.q",
+    "encoder_attn.k_proj": "cross_attention.k",
+    "encoder_attn.v_proj": "cross_attention.v",
+    "encoder_attn.out_proj": "cross_attention.o",
+    "encoder_attn_layer_norm": "cross_attention_residual.norm",
     "fc1": "feedforward.up",
     "fc2": "feedforward.down",
-    "final_layer_norm": "around_feedforward.norm",
+    "final_layer_norm": "feedforward_residual.norm",
 }
 LAYER_RULES = tuple(
     Rename(f"model.{side}.layers.{{i}}.{hf_name}.{{p}}", f"{side}.blocks.{{i}}.{qkv_name}.{{p}}")
@@ -136,18 +136,18 @@ LAYER_RULES = tuple(
     for hf_name, qkv_name in LAYER_NAMES.items()
 )
 SHARED_EMBEDDING_RULES = (
-    Rename("model.shared.weight", "source.tokens.weight"),
+    Rename("model.shared.weight", "source_embedding.tokens.weight"),
     Tie("model.encoder.embed_tokens.weight", "model.shared.weight"),
     Tie("model.decoder.embed_tokens.weight", "model.shared.weight"),
 )
 EMBEDDING_RULES = (
-    Rename("model.encoder.embed_positions.weight", "source.position.weight"),
-    Rename("model.decoder.embed_positions.weight", "target.position.weight"),
-    Rename("model.encoder.layernorm_embedding.{p}", "source.norm.{p}"),
-    Rename("model.decoder.layernorm_embedding.{p}", "target.norm.{p}"),
+    Rename("model.encoder.embed_positions.weight", "source_embedding.position.weight"),
+    Rename("model.decoder.embed_positions.weight", "target_embedding.position.weight"),
+    Rename("model.encoder.layernorm_embedding.{p}", "source_embedding.norm.{p}"),
+    Rename("model.decoder.layernorm_embedding.{p}", "target_embedding.norm.{p}"),
     Drop("model.{side}.version"),  # a number that fairseq left
 )
-LM_HEAD_RULES = (Rename("lm_head.weight", "head.linear.weight"), Rename("final_logits_bias", "head.offset"))
+LM_HEAD_RULES = (Rename("lm_head.weight", "head.linear.weight"), Rename("final_logits_bias", "head.final_logits_bias"))
 
 
 def set_forced_eos(hf_config: HFConfig) -> HFConfig:
@@ -159,17 +159,17 @@ HF_FORMAT = HFFormat(
     model_type="bart",
     prefix="model.",
     architectures={
-        "BartForConditionalGeneration": Architecture("generation"),
+        "BartForConditionalGeneration": Architecture("seq2seq_lm"),
         "BartForSequenceClassification": Architecture("sequence"),
         "BartForQuestionAnswering": Architecture("span"),
-        "BartModel": Architecture("body", no_prefix=True),
+        "BartModel": Architecture("backbone", no_prefix=True),
     },
     config_keys=(*HF_CONFIG_KEYS, *BART_CONFIG_KEYS),
     supported_values={**HF_SUPPORTED_VALUES, "normalize_embedding": True, "tie_word_embeddings": True},
     to_hf_config=set_forced_eos,
     backbone_rules=(*SHARED_EMBEDDING_RULES, *EMBEDDING_RULES, *LAYER_RULES),
     head_rules={
-        "generation": LM_HEAD_RULES,
+        "seq2seq_lm": LM_HEAD_RULES,
         "sequence": (
             Rename("classification_head.dense.{p}", "head.dense.{p}"),
             Rename("classification_head.out_proj.{p}", "head.linear.{p}"),

@@ -66,10 +66,10 @@ def make_heads(config: Config, vocab_size: int, labels: tuple[str, ...]) -> dict
     )
     return {
         "masked_lm": mlm_head,
-        "sequence": s.classification_head("sequence", d_model, labels, dense="tanh", dropout=classifier_dropout),
-        "choice": s.classification_head("choice", d_model, labels, dense="tanh", dropout=classifier_dropout),
-        "next_sentence": s.classification_head("next_sentence", d_model, labels, dense="tanh"),
-        "pooler": s.classification_head("pooler", d_model, labels, dense="tanh"),
+        "sequence": s.classification_head("sequence", d_model, labels, dense_activation="tanh", dropout=classifier_dropout),
+        "choice": s.classification_head("choice", d_model, labels, dense_activation="tanh", dropout=classifier_dropout),
+        "next_sentence": s.classification_head("next_sentence", d_model, labels, dense_activation="tanh"),
+        "pooler": s.classification_head("pooler", d_model, labels, dense_activation="tanh"),
         "token": s.classification_head("token", d_model, labels, dropout=classifier_dropout),
         "span": s.classification_head("span", d_model, labels),
     }
@@ -78,7 +78,7 @@ def make_heads(config: Config, vocab_size: int, labels: tuple[str, ...]) -> dict
 def make_spec(
     config: Config, *, source_vocab_size: int = 30522, head: str = "masked_lm", labels: tuple[str, ...] = ("no", "yes")
 ) -> s.Model:
-    """An encoder for a vocabulary of `source` tokens under one of its heads; `pretraining` is two, `body` none."""
+    """An encoder for a vocabulary of `source_vocab_size` tokens under one of its heads; `pretraining` is two, `backbone` none."""
     available_heads = make_heads(config, source_vocab_size, labels)
     pretraining = head == "pretraining"
     return s.Model(
@@ -109,34 +109,34 @@ TOKENIZER_TEMPLATE = Template(
 )
 
 HF_CONFIG_KEYS = (
-    ConfigKey("vocab_size", "source", "source.vocabulary"),
-    ConfigKey("hidden_size", "width", "source.width"),
-    ConfigKey("num_hidden_layers", "layers", "encoder.depth"),
-    ConfigKey("num_attention_heads", "heads", "encoder.block.attention.heads"),
-    ConfigKey("intermediate_size", "hidden", "encoder.block.feedforward.hidden"),
+    ConfigKey("vocab_size", "source_vocab_size", "source_embedding.vocab_size"),
+    ConfigKey("hidden_size", "d_model", "source_embedding.d_model"),
+    ConfigKey("num_hidden_layers", "layers", "encoder.num_layers"),
+    ConfigKey("num_attention_heads", "heads", "encoder.block.self_attention.heads"),
+    ConfigKey("intermediate_size", "d_ff", "encoder.block.feedforward.d_ff"),
     ConfigKey("hidden_act", "activation", "encoder.block.feedforward.activation", ACTIVATIONS),
     ConfigKey("hidden_dropout_prob", "dropout", "encoder.block.dropout"),
-    ConfigKey("attention_probs_dropout_prob", "attention_dropout", "encoder.block.attention.dropout"),
-    ConfigKey("classifier_dropout", "head_dropout", "head.dropout", heads=("sequence", "choice", "token")),
-    ConfigKey("max_position_embeddings", "length", "source.length"),
-    ConfigKey("type_vocab_size", "segments", "source.segments"),
-    ConfigKey("layer_norm_eps", "epsilon", "encoder.block.norm.epsilon"),
-    ConfigKey("tie_word_embeddings", "tied", "head.tied", heads=("masked_lm", "pretraining")),
-    ConfigKey("initializer_range", "spread", "spread"),
+    ConfigKey("attention_probs_dropout_prob", "attention_dropout", "encoder.block.self_attention.dropout"),
+    ConfigKey("classifier_dropout", "classifier_dropout", "head.dropout", heads=("sequence", "choice", "token")),
+    ConfigKey("max_position_embeddings", "max_length", "source_embedding.max_length"),
+    ConfigKey("type_vocab_size", "num_segments", "source_embedding.num_segments"),
+    ConfigKey("layer_norm_eps", "norm_eps", "encoder.block.norm.eps"),
+    ConfigKey("tie_word_embeddings", "tie_embeddings", "head.tie_embeddings", heads=("masked_lm", "pretraining")),
+    ConfigKey("initializer_range", "init_std", "init_std"),
 )
 
 
 def layer_rules(hf_prefix: str, qkv_prefix: str) -> tuple[Rename, ...]:
     """The rules of a stack of their layers, which RoBERTa names alike."""
     names = {
-        "attention.self.query": "attention.q",
-        "attention.self.key": "attention.k",
-        "attention.self.value": "attention.v",
-        "attention.output.dense": "attention.o",
-        "attention.output.LayerNorm": "around_attention.norm",
+        "attention.self.query": "self_attention.q",
+        "attention.self.key": "self_attention.k",
+        "attention.self.value": "self_attention.v",
+        "attention.output.dense": "self_attention.o",
+        "attention.output.LayerNorm": "self_attention_residual.norm",
         "intermediate.dense": "feedforward.up",
         "output.dense": "feedforward.down",
-        "output.LayerNorm": "around_feedforward.norm",
+        "output.LayerNorm": "feedforward_residual.norm",
     }
     return tuple(Rename(f"{hf_prefix}.{{i}}.{hf_name}.{{p}}", f"{qkv_prefix}.{{i}}.{qkv_name}.{{p}}") for hf_name, qkv_name in names.items())
 
@@ -144,10 +144,10 @@ def layer_rules(hf_prefix: str, qkv_prefix: str) -> tuple[Rename, ...]:
 def backbone_rules(hf_prefix: str) -> tuple[Rule, ...]:
     """The rules of everything below a head."""
     return (
-        Rename(f"{hf_prefix}embeddings.word_embeddings.weight", "source.tokens.weight"),
-        Rename(f"{hf_prefix}embeddings.position_embeddings.weight", "source.position.weight"),
-        Rename(f"{hf_prefix}embeddings.token_type_embeddings.weight", "source.segments.weight"),
-        Rename(f"{hf_prefix}embeddings.LayerNorm.{{p}}", "source.norm.{p}"),
+        Rename(f"{hf_prefix}embeddings.word_embeddings.weight", "source_embedding.tokens.weight"),
+        Rename(f"{hf_prefix}embeddings.position_embeddings.weight", "source_embedding.position.weight"),
+        Rename(f"{hf_prefix}embeddings.token_type_embeddings.weight", "source_embedding.segments.weight"),
+        Rename(f"{hf_prefix}embeddings.LayerNorm.{{p}}", "source_embedding.norm.{p}"),
         Drop(f"{hf_prefix}embeddings.position_ids"),
         Drop(f"{hf_prefix}embeddings.token_type_ids"),
         *layer_rules(f"{hf_prefix}encoder.layer", "encoder.blocks"),
@@ -172,8 +172,8 @@ UNTIED_MLM_RULES = (  # then theirs adds the inner bias alone
     ExportDuplicate("cls.predictions.bias", "cls.predictions.decoder.bias"),
 )
 NSP_RULES = (
-    Rename("bert.pooler.dense.{p}", "beside.dense.{p}"),
-    Rename("cls.seq_relationship.{p}", "beside.linear.{p}"),
+    Rename("bert.pooler.dense.{p}", "aux_head.dense.{p}"),
+    Rename("cls.seq_relationship.{p}", "aux_head.linear.{p}"),
 )
 
 HF_FORMAT = HFFormat(

@@ -69,9 +69,9 @@ def make_heads(config: Config, vocab_size: int, labels: tuple[str, ...]) -> dict
 
 
 def with_head(model: s.Model, available_heads: dict[str, s.Head], head: str) -> s.Model:
-    """A body under one of the heads; `lm_and_choice` is two, as in fine-tuning, and `body` none."""
-    if head == "lm_and_choice":
-        return s.replace(model, head=available_heads["lm"], beside=available_heads["choice"])
+    """A body under one of the heads; `double_heads` is two, as in fine-tuning, and `backbone` none."""
+    if head == "double_heads":
+        return s.replace(model, head=available_heads["lm"], aux_head=available_heads["choice"])
     return s.replace(model, head=s.select_head(available_heads, head))
 
 
@@ -85,29 +85,29 @@ def make_spec(
     head: str = "lm",
     labels: tuple[str, ...] = ("no", "yes"),
 ) -> s.Model:
-    """A decoder for a vocabulary of `target` tokens under one of its heads."""
-    model = s.replace(backbone_spec(config, target_vocab_size), start=bos_id, end=eos_id, pad=pad_id)
+    """A decoder for a vocabulary of `target_vocab_size` tokens under one of its heads."""
+    model = s.replace(backbone_spec(config, target_vocab_size), bos_id=bos_id, eos_id=eos_id, pad_id=pad_id)
     return with_head(model, make_heads(config, target_vocab_size, labels), head)
 
 
 TOKENIZER_TEMPLATE = Template(kind="word_bpe", special_tokens={"unk": "<unk>"}, lowercase=True, hf_classes=("OpenAIGPTTokenizer",))
 
 HF_CONFIG_KEYS = (
-    ConfigKey("vocab_size", "target", "target.vocabulary"),
-    ConfigKey("n_positions", "length", "target.length"),
-    ConfigKey("n_embd", "width", "target.width"),
-    ConfigKey("n_layer", "layers", "decoder.depth"),
-    ConfigKey("n_head", "heads", "decoder.block.attention.heads"),
+    ConfigKey("vocab_size", "target_vocab_size", "target_embedding.vocab_size"),
+    ConfigKey("n_positions", "max_length", "target_embedding.max_length"),
+    ConfigKey("n_embd", "d_model", "target_embedding.d_model"),
+    ConfigKey("n_layer", "layers", "decoder.num_layers"),
+    ConfigKey("n_head", "heads", "decoder.block.self_attention.heads"),
     ConfigKey("resid_pdrop", "dropout", "decoder.block.dropout"),
-    ConfigKey("attn_pdrop", "attention_dropout", "decoder.block.attention.dropout"),
-    ConfigKey("embd_pdrop", "embed_dropout", "target.dropout"),
-    ConfigKey("summary_first_dropout", "choice_dropout", "beside.dropout", heads=("lm_and_choice",)),
-    ConfigKey("layer_norm_epsilon", "epsilon", "decoder.block.norm.epsilon"),
-    ConfigKey("tie_word_embeddings", "tied", "head.tied", heads=("lm", "lm_and_choice")),
-    ConfigKey("initializer_range", "spread", "spread"),
-    ConfigKey("bos_token_id", "start", "start"),
-    ConfigKey("eos_token_id", "end", "end"),
-    ConfigKey("pad_token_id", "pad", "pad"),
+    ConfigKey("attn_pdrop", "attention_dropout", "decoder.block.self_attention.dropout"),
+    ConfigKey("embd_pdrop", "embed_dropout", "target_embedding.dropout"),
+    ConfigKey("summary_first_dropout", "summary_dropout", "aux_head.dropout", heads=("double_heads",)),
+    ConfigKey("layer_norm_epsilon", "norm_eps", "decoder.block.norm.eps"),
+    ConfigKey("tie_word_embeddings", "tie_embeddings", "head.tie_embeddings", heads=("lm", "double_heads")),
+    ConfigKey("initializer_range", "init_std", "init_std"),
+    ConfigKey("bos_token_id", "bos_id", "bos_id"),
+    ConfigKey("eos_token_id", "eos_id", "eos_id"),
+    ConfigKey("pad_token_id", "pad_id", "pad_id"),
 )
 # how the head that scores a choice sums a sequence up
 SUMMARY_VALUES = {
@@ -131,12 +131,12 @@ def to_hf_config(hf_config: HFConfig) -> HFConfig:
 def layer_rules(hf_prefix: str = "transformer.h.{i}", qkv_prefix: str = "decoder.blocks.{i}") -> tuple[Rule, ...]:
     """The rules of a stack of their layers, which GPT-2 names alike; their matrices are [in, out]."""
     return (
-        Split(f"{hf_prefix}.attn.c_attn.{{p}}", tuple(f"{qkv_prefix}.attention.{x}.{{p}}" for x in "qkv"), transposed=True),
-        Transpose(f"{hf_prefix}.attn.c_proj.{{p}}", f"{qkv_prefix}.attention.o.{{p}}"),
+        Split(f"{hf_prefix}.attn.c_attn.{{p}}", tuple(f"{qkv_prefix}.self_attention.{x}.{{p}}" for x in "qkv"), transposed=True),
+        Transpose(f"{hf_prefix}.attn.c_proj.{{p}}", f"{qkv_prefix}.self_attention.o.{{p}}"),
         Transpose(f"{hf_prefix}.mlp.c_fc.{{p}}", f"{qkv_prefix}.feedforward.up.{{p}}"),
         Transpose(f"{hf_prefix}.mlp.c_proj.{{p}}", f"{qkv_prefix}.feedforward.down.{{p}}"),
-        Rename(f"{hf_prefix}.ln_1.{{p}}", f"{qkv_prefix}.around_attention.norm.{{p}}"),
-        Rename(f"{hf_prefix}.ln_2.{{p}}", f"{qkv_prefix}.around_feedforward.norm.{{p}}"),
+        Rename(f"{hf_prefix}.ln_1.{{p}}", f"{qkv_prefix}.self_attention_residual.norm.{{p}}"),
+        Rename(f"{hf_prefix}.ln_2.{{p}}", f"{qkv_prefix}.feedforward_residual.norm.{{p}}"),
         Drop(f"{hf_prefix}.attn.bias"),  # the causal mask, in old files
         Drop(f"{hf_prefix}.attn.masked_bias"),
     )
@@ -145,7 +145,7 @@ def layer_rules(hf_prefix: str = "transformer.h.{i}", qkv_prefix: str = "decoder
 LM_HEAD_RULE = Rename("lm_head.weight", "head.linear.weight")
 HEAD_RULES = {
     "lm": (LM_HEAD_RULE,),
-    "lm_and_choice": (LM_HEAD_RULE, Rename("multiple_choice_head.summary.{p}", "beside.linear.{p}")),
+    "double_heads": (LM_HEAD_RULE, Rename("multiple_choice_head.summary.{p}", "aux_head.linear.{p}")),
     "sequence": (Rename("score.weight", "head.linear.weight"),),
 }
 
@@ -154,9 +154,9 @@ HF_FORMAT = HFFormat(
     prefix="transformer.",
     architectures={
         "OpenAIGPTLMHeadModel": Architecture("lm"),
-        "OpenAIGPTDoubleHeadsModel": Architecture("lm_and_choice"),
+        "OpenAIGPTDoubleHeadsModel": Architecture("double_heads"),
         "OpenAIGPTForSequenceClassification": Architecture("sequence"),
-        "OpenAIGPTModel": Architecture("body", no_prefix=True),
+        "OpenAIGPTModel": Architecture("backbone", no_prefix=True),
     },
     config_keys=(
         *HF_CONFIG_KEYS,
@@ -169,8 +169,8 @@ HF_FORMAT = HFFormat(
     ),
     supported_values=SUMMARY_VALUES,
     backbone_rules=(
-        Rename("transformer.tokens_embed.weight", "target.tokens.weight"),
-        Rename("transformer.positions_embed.weight", "target.position.weight"),
+        Rename("transformer.tokens_embed.weight", "target_embedding.tokens.weight"),
+        Rename("transformer.positions_embed.weight", "target_embedding.position.weight"),
         Drop("transformer.position_ids"),
         *layer_rules(),
     ),

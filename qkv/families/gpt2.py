@@ -42,12 +42,12 @@ def backbone_spec(config: Config, vocab_size: int) -> s.Model:
     block = model.decoder.block
     block = s.replace(
         block,
-        attention=s.replace(block.self_attention, score=config.score_fn),
-        feedforward=s.replace(block.feedforward, hidden=config.d_ff or 4 * config.d_model),
+        self_attention=s.replace(block.self_attention, score_fn=config.score_fn),
+        feedforward=s.replace(block.feedforward, d_ff=config.d_ff or 4 * config.d_model),
         norm_first=True,
     )
     stack = s.replace(
-        model.decoder, block=block, final_norm=True, scale_by_depth=config.scale_attn_by_inverse_layer_idx, scaled_start=True
+        model.decoder, block=block, final_norm=True, scale_attn_by_inverse_layer_idx=config.scale_attn_by_inverse_layer_idx, scaled_residual_init=True
     )
     return s.replace(model, family="gpt2", decoder=stack)
 
@@ -69,8 +69,8 @@ def make_spec(
     head: str = "lm",
     labels: tuple[str, ...] = ("no", "yes"),
 ) -> s.Model:
-    """A decoder for a vocabulary of `target` tokens under one of its heads; `lm_and_choice` is two, `body` none."""
-    model = s.replace(backbone_spec(config, target_vocab_size), start=bos_id, end=eos_id, pad=pad_id)
+    """A decoder for a vocabulary of `target_vocab_size` tokens under one of its heads; `double_heads` is two, `backbone` none."""
+    model = s.replace(backbone_spec(config, target_vocab_size), bos_id=bos_id, eos_id=eos_id, pad_id=pad_id)
     return gpt.with_head(model, make_heads(config, target_vocab_size, labels), head)
 
 
@@ -84,8 +84,8 @@ def from_hf_config(hf_config: HFConfig) -> HFConfig:
 END_OF_TEXT = "<|endoftext|>"
 TOKENIZER_TEMPLATE = Template(
     kind="byte_bpe",
-    special_tokens={"start": END_OF_TEXT, "end": END_OF_TEXT, "unk": END_OF_TEXT},  # bytes leave nothing unknown; their files have to name something
-    after_vocab=("end",),
+    special_tokens={"bos": END_OF_TEXT, "eos": END_OF_TEXT, "unk": END_OF_TEXT},  # bytes leave nothing unknown; their files have to name something
+    after_vocab=("eos",),
     hf_classes=("GPT2Tokenizer",),
 )
 
@@ -94,24 +94,24 @@ HF_FORMAT = HFFormat(
     prefix="transformer.",
     architectures={
         "GPT2LMHeadModel": Architecture("lm"),
-        "GPT2DoubleHeadsModel": Architecture("lm_and_choice"),
+        "GPT2DoubleHeadsModel": Architecture("double_heads"),
         "GPT2ForSequenceClassification": Architecture("sequence"),
         "GPT2ForTokenClassification": Architecture("token"),
         "GPT2ForQuestionAnswering": Architecture("span"),
-        "GPT2Model": Architecture("body", no_prefix=True),
+        "GPT2Model": Architecture("backbone", no_prefix=True),
     },
     config_keys=(
         *gpt.HF_CONFIG_KEYS,
-        ConfigKey("n_inner", "hidden", "decoder.block.feedforward.hidden"),
+        ConfigKey("n_inner", "d_ff", "decoder.block.feedforward.d_ff"),
         ConfigKey("activation_function", "activation", "decoder.block.feedforward.activation", ACTIVATIONS),
-        ConfigKey("scale_attn_weights", "score", "decoder.block.attention.score", {True: "scaled_dot", False: "dot"}),
-        ConfigKey("scale_attn_by_inverse_layer_idx", "scale_by_depth", "decoder.scale_by_depth"),
-        ConfigKey("classifier_dropout", "head_dropout", "head.dropout", heads=("token",)),
+        ConfigKey("scale_attn_weights", "score_fn", "decoder.block.self_attention.score_fn", {True: "scaled_dot", False: "dot"}),
+        ConfigKey("scale_attn_by_inverse_layer_idx", "scale_attn_by_inverse_layer_idx", "decoder.scale_attn_by_inverse_layer_idx"),
+        ConfigKey("classifier_dropout", "classifier_dropout", "head.dropout", heads=("token",)),
     ),
     supported_values=gpt.SUMMARY_VALUES | {"add_cross_attention": False},
     backbone_rules=(
-        Rename("transformer.wte.weight", "target.tokens.weight"),
-        Rename("transformer.wpe.weight", "target.position.weight"),
+        Rename("transformer.wte.weight", "target_embedding.tokens.weight"),
+        Rename("transformer.wpe.weight", "target_embedding.position.weight"),
         *gpt.layer_rules(),
         Rename("transformer.ln_f.{p}", "decoder.norm.{p}"),
     ),

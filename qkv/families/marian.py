@@ -24,7 +24,7 @@ PAPER = "Junczys-Dowmunt et al. 2018"
 class Config(bart.Config):
     """What a recipe may say of a Marian, beside what it may say of a BART."""
 
-    position: Literal["halves", "sinusoid", "learned", "none"] = "halves"
+    position: Literal["sinusoid_concat", "sinusoid", "learned", "none"] = "sinusoid_concat"
     embedding_norm: bool = False
     tie_embeddings: bool = True  # the output's weight is the target's table
 
@@ -52,14 +52,14 @@ def make_spec(
     target_vocab_size: int = 58101,
     bos_id: int | None = None,
     eos_id: int = 0,
-    head: str = "generation",
+    head: str = "seq2seq_lm",
     labels: tuple[str, ...] = (),
 ) -> s.Model:
-    """An encoder-decoder for vocabularies of the given sizes; `start` is the padding token, if not said the last."""
+    """An encoder-decoder for vocabularies of the given sizes; `bos_id` is the padding token, if not said the last."""
     pad_id = target_vocab_size - 1 if bos_id is None else bos_id
     base_spec = bart.make_spec(config, source_vocab_size=source_vocab_size, target_vocab_size=target_vocab_size, bos_id=pad_id, eos_id=eos_id, pad_id=pad_id, labels=labels)
-    heads = {"generation": s.replace(base_spec.head, tied=config.tie_embeddings)}
-    return s.replace(base_spec, family="marian", head=s.select_head(heads, head), never=(pad_id,))
+    heads = {"seq2seq_lm": s.replace(base_spec.head, tie_embeddings=config.tie_embeddings)}
+    return s.replace(base_spec, family="marian", head=s.select_head(heads, head), suppress_tokens=(pad_id,))
 
 
 def _from_hf_config(hf_config: HFConfig) -> HFConfig:
@@ -84,7 +84,7 @@ def _check_embedding_sharing(hf_config: HFConfig) -> HFConfig:
 
 TOKENIZER_TEMPLATE = Template(
     kind="marian",
-    special_tokens={"end": "</s>", "unk": "<unk>", "pad": "<pad>"},
+    special_tokens={"eos": "</s>", "unk": "<unk>", "pad": "<pad>"},
     after_vocab=("pad",),
     single="$A </s>",
     pair="$A $B </s>",
@@ -95,29 +95,29 @@ HF_FORMAT = HFFormat(
     model_type="marian",
     prefix="model.",
     architectures={
-        "MarianMTModel": Architecture("generation"),
-        "MarianModel": Architecture("body", no_prefix=True),
+        "MarianMTModel": Architecture("seq2seq_lm"),
+        "MarianModel": Architecture("backbone", no_prefix=True),
     },
     config_keys=(
         *(config_key for config_key in bart.HF_CONFIG_KEYS if config_key.hf_key != "decoder_start_token_id"),
-        ConfigKey("decoder_vocab_size", "target", "target.vocabulary"),
-        ConfigKey("pad_token_id", "start", "start"),
-        ConfigKey("share_encoder_decoder_embeddings", "shared", "shared"),
-        ConfigKey("tie_word_embeddings", "tied", "head.tied", heads=("generation",)),
+        ConfigKey("decoder_vocab_size", "target_vocab_size", "target_embedding.vocab_size"),
+        ConfigKey("pad_token_id", "bos_id", "bos_id"),
+        ConfigKey("share_encoder_decoder_embeddings", "share_embeddings", "share_embeddings"),
+        ConfigKey("tie_word_embeddings", "tie_embeddings", "head.tie_embeddings", heads=("seq2seq_lm",)),
     ),
     supported_values={**bart.HF_SUPPORTED_VALUES, "normalize_embedding": False, "static_position_embeddings": True},
     from_hf_config=_from_hf_config,
     to_hf_config=_to_hf_config,
     backbone_rules=(Drop("model.{side}.embed_positions.weight"), *bart.LAYER_RULES),  # sinusoids, which are made again
-    head_rules={"generation": bart.LM_HEAD_RULES},
+    head_rules={"seq2seq_lm": bart.LM_HEAD_RULES},
     conditional_rules=(
-        WhenSpec("shared", True, bart.SHARED_EMBEDDING_RULES),
+        WhenSpec("share_embeddings", True, bart.SHARED_EMBEDDING_RULES),
         WhenSpec(
-            "shared",
+            "share_embeddings",
             False,
             (
-                Rename("model.encoder.embed_tokens.weight", "source.tokens.weight"),
-                Rename("model.decoder.embed_tokens.weight", "target.tokens.weight"),
+                Rename("model.encoder.embed_tokens.weight", "source_embedding.tokens.weight"),
+                Rename("model.decoder.embed_tokens.weight", "target_embedding.tokens.weight"),
             ),
         ),
     ),

@@ -9,10 +9,13 @@ alone, a BiLSTM: "Use case #1: sequence classification with RNNs", whose attenti
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 from qkv import spec as s
 from qkv.errors import InputError, did_you_mean
+from qkv.families.heads import HEAD_NAMES
+
+__all__ = ["HEAD_NAMES", "PAPER", "PRESETS", "Config", "make_spec"]
 
 PAPER = "Bahdanau et al. 2015"
 
@@ -41,9 +44,6 @@ PRESETS = {
 }
 
 
-HEAD_NAMES = ("generation", "sequence", "token", "span", "choice")
-
-
 def make_spec(
     config: Config,
     *,
@@ -51,17 +51,17 @@ def make_spec(
     target_vocab_size: int = 30000,
     bos_id: int = 2,
     eos_id: int = 3,
-    head: str = "generation",
+    head: str = "seq2seq_lm",
     labels: tuple[str, ...] = ("no", "yes"),
 ) -> s.Model:
     """An encoder-decoder for vocabularies of the given sizes; the encoder's output has the decoder's width.
 
-    Under any other head than `generation` the encoder alone.
+    Under any other head than `seq2seq_lm` the encoder alone.
     """
     if head not in HEAD_NAMES:
         raise InputError(f"head: this family has no '{head}'; {did_you_mean(head, HEAD_NAMES)}")
     if config.bidirectional and config.hidden_size % 2:
-        raise InputError(f"model.hidden: {config.hidden_size} does not divide into two directions; make it even")
+        raise InputError(f"model.hidden_size: {config.hidden_size} does not divide into two directions; make it even")
     hidden_per_direction = config.hidden_size // 2 if config.bidirectional else config.hidden_size
     encoder = s.RecurrentEncoder(
         d_model=config.d_model,
@@ -78,8 +78,11 @@ def make_spec(
         )
     embedding = s.Embedding(vocab_size=source_vocab_size, d_model=config.d_model, max_length=config.max_length, position="none", dropout=config.dropout)
     encoder_model = s.Model(family="rnn", source_embedding=embedding, encoder=encoder, bos_id=bos_id, eos_id=eos_id)
-    if head != "generation":
-        head_spec = s.classification_head(head, encoder.output_dim, labels, pool=attention or "last", dropout=config.dropout)  # type: ignore[arg-type]
+    if head not in ("seq2seq_lm", "backbone"):
+        # `token` and `span` do not use the pool; it stays because saved models have its weights
+        head_spec = s.classification_head(
+            cast("s.HeadKind", head), encoder.output_dim, labels, pool=attention or "last", dropout=config.dropout
+        )
         return s.replace(encoder_model, head=head_spec)
     decoder = s.RecurrentDecoder(
         d_model=config.d_model,
@@ -91,5 +94,9 @@ def make_spec(
         readout=config.readout,
         dropout=config.dropout,
     )
-    lm_head = s.Head(kind="lm", d_model=config.hidden_size, num_outputs=target_vocab_size, bias=True)
-    return s.replace(encoder_model, target=s.replace(embedding, vocabulary=target_vocab_size), decoder=decoder, head=lm_head)
+    return s.replace(
+        encoder_model,
+        target_embedding=s.replace(embedding, vocab_size=target_vocab_size),
+        decoder=decoder,
+        head=None if head == "backbone" else s.Head(kind="lm", d_model=config.hidden_size, num_outputs=target_vocab_size, bias=True),
+    )

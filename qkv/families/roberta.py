@@ -36,8 +36,8 @@ def make_heads(config: Config, vocab_size: int, labels: tuple[str, ...]) -> dict
     available_heads = bert.make_heads(config, vocab_size, labels)
     del available_heads["next_sentence"]
     return available_heads | {
-        "masked_lm": s.replace(available_heads["masked_lm"], dense="gelu"),
-        "sequence": s.replace(available_heads["sequence"], dropout_first=True),
+        "masked_lm": s.replace(available_heads["masked_lm"], dense_activation="gelu"),
+        "sequence": s.replace(available_heads["sequence"], dropout_before_dense=True),
         "choice": s.replace(available_heads["choice"], dropout=config.dropout),
     }
 
@@ -45,12 +45,12 @@ def make_heads(config: Config, vocab_size: int, labels: tuple[str, ...]) -> dict
 def make_spec(
     config: Config, *, source_vocab_size: int = 50265, head: str = "masked_lm", labels: tuple[str, ...] = ("no", "yes")
 ) -> s.Model:
-    """BERT with its positions moved, under one of the heads; `body` is none."""
-    model = bert.make_spec(config, source_vocab_size=source_vocab_size, head="body")
+    """BERT with its positions moved, under one of the heads; `backbone` is none."""
+    model = bert.make_spec(config, source_vocab_size=source_vocab_size, head="backbone")
     return s.replace(
         model,
         family="roberta",
-        source=s.replace(model.source_embedding, offset=config.position_offset),
+        source_embedding=s.replace(model.source_embedding, position_offset=config.position_offset),
         head=s.select_head(make_heads(config, source_vocab_size, labels), head),
     )
 
@@ -72,7 +72,7 @@ def to_hf_config(hf_config: HFConfig) -> HFConfig:
 BOS, EOS = "<s>", "</s>"
 TOKENIZER_TEMPLATE = Template(
     kind="byte_bpe",
-    special_tokens={"cls": BOS, "start": BOS, "pad": "<pad>", "sep": EOS, "end": EOS, "unk": "<unk>", "mask": "<mask>"},
+    special_tokens={"cls": BOS, "bos": BOS, "pad": "<pad>", "sep": EOS, "eos": EOS, "unk": "<unk>", "mask": "<mask>"},
     after_vocab=("mask",),
     single="<s> $A </s>",
     pair="<s> $A </s> </s> $B </s>",
@@ -100,8 +100,8 @@ HF_FORMAT = HFFormat(
     },
     config_keys=(
         *(config_key for config_key in bert.HF_CONFIG_KEYS if config_key.hf_key != "classifier_dropout"),
-        ConfigKey("classifier_dropout", "head_dropout", "head.dropout", heads=("sequence", "token")),
-        ConfigKey("pad_token_id", "offset", "source.offset"),
+        ConfigKey("classifier_dropout", "classifier_dropout", "head.dropout", heads=("sequence", "token")),
+        ConfigKey("pad_token_id", "position_offset", "source_embedding.position_offset"),
     ),
     supported_values=bert.HF_FORMAT.supported_values,
     backbone_rules=bert.backbone_rules("roberta."),

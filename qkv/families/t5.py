@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from qkv import spec as s
 from qkv.errors import InputError
 from qkv.families.hf.format import ACTIVATIONS, Architecture, ConfigKey, HFConfig, HFFormat, WhenSpec
 from qkv.families.hf.rules import Drop, Rename, Tie
 from qkv.tokenization.template import Template
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PAPER = "Raffel et al. 2020"
 
@@ -44,7 +46,7 @@ class Config:
 
 def _gated_config(d_model: int, heads: int, layers: int, d_ff: int) -> Config:
     config = Config(d_model=d_model, heads=heads, layers=layers, d_ff=d_ff)
-    return s.replace(config, activation="gelu_tanh", gated=True, tied=False, scale=1.0)
+    return s.replace(config, activation="gelu_tanh", gated=True, tie_embeddings=False, head_input_scale=1.0)
 
 
 PRESETS = {
@@ -68,7 +70,7 @@ def make_spec(
     target_vocab_size: int = 32128,
     bos_id: int = 0,
     eos_id: int = 1,
-    head: str = "generation",
+    head: str = "seq2seq_lm",
     labels: tuple[str, ...] = ("no", "yes"),
 ) -> s.Model:
     """An encoder-decoder under one of its heads; `encoder` is that half alone, and so is what `token` stands on."""
@@ -98,12 +100,12 @@ def make_spec(
     head_spec = s.select_head(_make_heads(config, target_vocab_size, labels), head)
     if head == "token":
         return s.replace(encoder_model, head=head_spec)
-    block, num_decoder_layers = s.replace(block, cross=attention), config.decoder_layers or config.layers
+    block, num_decoder_layers = s.replace(block, cross_attention=attention), config.decoder_layers or config.layers
     return s.replace(
         encoder_model,
-        target=s.replace(embedding, vocabulary=target_vocab_size),
-        decoder=s.replace(stack, block=block, depth=num_decoder_layers, causal=True),
-        shared=True,
+        target_embedding=s.replace(embedding, vocab_size=target_vocab_size),
+        decoder=s.replace(stack, block=block, num_layers=num_decoder_layers, causal=True),
+        share_embeddings=True,
         head=head_spec,
     )
 
@@ -112,9 +114,9 @@ def _make_heads(config: Config, vocab_size: int, labels: tuple[str, ...]) -> dic
     d_model, dropout = config.d_model, config.classifier_dropout
     input_scale = d_model**-0.5 if config.head_input_scale is None else config.head_input_scale
     return {
-        "generation": s.Head(kind="lm", d_model=d_model, num_outputs=vocab_size, tie_embeddings=config.tie_embeddings, input_scale=input_scale),
+        "seq2seq_lm": s.Head(kind="lm", d_model=d_model, num_outputs=vocab_size, tie_embeddings=config.tie_embeddings, input_scale=input_scale),
         "sequence": s.classification_head(
-            "sequence", d_model, labels, pool="last", dense="tanh", dropout=dropout, dropout_first=True
+            "sequence", d_model, labels, pool="last", dense_activation="tanh", dropout=dropout, dropout_before_dense=True
         ),
         "token": s.classification_head("token", d_model, labels, dropout=dropout),
         "span": s.classification_head("span", d_model, labels),
@@ -123,7 +125,7 @@ def _make_heads(config: Config, vocab_size: int, labels: tuple[str, ...]) -> dic
 
 TOKENIZER_TEMPLATE = Template(
     kind="unigram",
-    special_tokens={"pad": "<pad>", "end": "</s>", "unk": "<unk>"},
+    special_tokens={"pad": "<pad>", "eos": "</s>", "unk": "<unk>"},
     single="$A </s>",
     pair="$A </s> $B </s>",
     num_sentinels=100,
@@ -131,26 +133,26 @@ TOKENIZER_TEMPLATE = Template(
 )
 
 HF_CONFIG_KEYS = (
-    ConfigKey("vocab_size", "source", "source.vocabulary"),
-    ConfigKey("vocab_size", "target", "target.vocabulary"),
-    ConfigKey("d_model", "width", "source.width"),
-    ConfigKey("d_kv", "key", "encoder.block.attention.key"),
-    ConfigKey("d_ff", "hidden", "encoder.block.feedforward.hidden"),
-    ConfigKey("num_layers", "layers", "encoder.depth"),
-    ConfigKey("num_decoder_layers", "decoder_layers", "decoder.depth"),
-    ConfigKey("num_heads", "heads", "encoder.block.attention.heads"),
-    ConfigKey("relative_attention_num_buckets", "buckets", "encoder.relative.buckets"),
-    ConfigKey("relative_attention_max_distance", "distance", "encoder.relative.distance"),
+    ConfigKey("vocab_size", "source_vocab_size", "source_embedding.vocab_size"),
+    ConfigKey("vocab_size", "target_vocab_size", "target_embedding.vocab_size"),
+    ConfigKey("d_model", "d_model", "source_embedding.d_model"),
+    ConfigKey("d_kv", "d_kv", "encoder.block.self_attention.head_dim"),
+    ConfigKey("d_ff", "d_ff", "encoder.block.feedforward.d_ff"),
+    ConfigKey("num_layers", "layers", "encoder.num_layers"),
+    ConfigKey("num_decoder_layers", "decoder_layers", "decoder.num_layers"),
+    ConfigKey("num_heads", "heads", "encoder.block.self_attention.heads"),
+    ConfigKey("relative_attention_num_buckets", "num_buckets", "encoder.relative_position_bias.num_buckets"),
+    ConfigKey("relative_attention_max_distance", "max_distance", "encoder.relative_position_bias.max_distance"),
     ConfigKey("dropout_rate", "dropout", "encoder.block.dropout"),
-    ConfigKey("classifier_dropout", "head_dropout", "head.dropout", heads=("sequence", "token")),
-    ConfigKey("layer_norm_epsilon", "epsilon", "encoder.block.norm.epsilon"),
+    ConfigKey("classifier_dropout", "classifier_dropout", "head.dropout", heads=("sequence", "token")),
+    ConfigKey("layer_norm_epsilon", "norm_eps", "encoder.block.norm.eps"),
     ConfigKey("dense_act_fn", "activation", "encoder.block.feedforward.activation", ACTIVATIONS),
     ConfigKey("is_gated_act", "gated", "encoder.block.feedforward.gated"),
-    ConfigKey("tied", "tied", "head.tied", heads=("generation",)),
-    ConfigKey("head_scale", "scale", "head.scale", heads=("generation",)),
-    ConfigKey("qkv_length", "length", "source.length"),  # they have no word for it
-    ConfigKey("decoder_start_token_id", "start", "start"),
-    ConfigKey("eos_token_id", "end", "end"),
+    ConfigKey("tied", "tie_embeddings", "head.tie_embeddings", heads=("seq2seq_lm",)),
+    ConfigKey("head_scale", "head_input_scale", "head.input_scale", heads=("seq2seq_lm",)),
+    ConfigKey("qkv_length", "max_length", "source_embedding.max_length"),  # they have no word for it
+    ConfigKey("decoder_start_token_id", "bos_id", "bos_id"),
+    ConfigKey("eos_token_id", "eos_id", "eos_id"),
 )
 
 
@@ -185,7 +187,7 @@ def _sublayer_rules(layer: str, hf_name: str, qkv_name: str, weight_names: Mappi
     side, sublayer_index = layer.split(".")
     layer, qkv_block = f"transformer.{side}.block.{{i}}.layer.{sublayer_index}", f"{side}.blocks.{{i}}"
     weights = (Rename(f"{layer}.{hf_name}.{hf_weight}.weight", f"{qkv_block}.{qkv_name}.{qkv_weight}.weight") for hf_weight, qkv_weight in weight_names.items())
-    return (Rename(f"{layer}.layer_norm.weight", f"{qkv_block}.around_{qkv_name}.norm.weight"), *weights)
+    return (Rename(f"{layer}.layer_norm.weight", f"{qkv_block}.{qkv_name}_residual.norm.weight"), *weights)
 
 
 def _feedforward_rules(weight_names: Mapping[str, str]) -> tuple[Rename, ...]:
@@ -196,15 +198,15 @@ def _feedforward_rules(weight_names: Mapping[str, str]) -> tuple[Rename, ...]:
 QKVO = {name: name for name in "qkvo"}
 RELATIVE_BIAS_KEY = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"  # the first layer's serves all
 BACKBONE_RULES = (
-    Rename("transformer.shared.weight", "source.tokens.weight"),
+    Rename("transformer.shared.weight", "source_embedding.tokens.weight"),
     Tie("transformer.encoder.embed_tokens.weight", "transformer.shared.weight"),
     Tie("transformer.decoder.embed_tokens.weight", "transformer.shared.weight"),
-    Rename(f"transformer.encoder.{RELATIVE_BIAS_KEY}", "encoder.relative.weight"),
-    Rename(f"transformer.decoder.{RELATIVE_BIAS_KEY}", "decoder.relative.weight"),
+    Rename(f"transformer.encoder.{RELATIVE_BIAS_KEY}", "encoder.relative_position_bias.weight"),
+    Rename(f"transformer.decoder.{RELATIVE_BIAS_KEY}", "decoder.relative_position_bias.weight"),
     Drop("transformer.decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"),  # never used
-    *_sublayer_rules("encoder.0", "SelfAttention", "attention", QKVO),
-    *_sublayer_rules("decoder.0", "SelfAttention", "attention", QKVO),
-    *_sublayer_rules("decoder.1", "EncDecAttention", "cross", QKVO),
+    *_sublayer_rules("encoder.0", "SelfAttention", "self_attention", QKVO),
+    *_sublayer_rules("decoder.0", "SelfAttention", "self_attention", QKVO),
+    *_sublayer_rules("decoder.1", "EncDecAttention", "cross_attention", QKVO),
     Rename("transformer.encoder.final_layer_norm.weight", "encoder.norm.weight"),
     Rename("transformer.decoder.final_layer_norm.weight", "decoder.norm.weight"),
 )
@@ -214,13 +216,13 @@ HF_FORMAT = HFFormat(
     model_type="t5",
     prefix="transformer.",
     architectures={
-        "T5ForConditionalGeneration": Architecture("generation", no_prefix=True),
-        "T5WithLMHeadModel": Architecture("generation", no_prefix=True),  # its first name
+        "T5ForConditionalGeneration": Architecture("seq2seq_lm", no_prefix=True),
+        "T5WithLMHeadModel": Architecture("seq2seq_lm", no_prefix=True),  # its first name
         "T5ForSequenceClassification": Architecture("sequence"),
         "T5ForTokenClassification": Architecture("token"),
         "T5ForQuestionAnswering": Architecture("span", no_prefix=True),
         "T5EncoderModel": Architecture("encoder", no_prefix=True),
-        "T5Model": Architecture("body", no_prefix=True),
+        "T5Model": Architecture("backbone", no_prefix=True),
     },
     config_keys=HF_CONFIG_KEYS,
     supported_values={"is_decoder": False},
@@ -233,7 +235,7 @@ HF_FORMAT = HFFormat(
         WhenSpec(GATED_PATH, True, _feedforward_rules({"wi_0": "gate", "wi_1": "up", "wo": "down"})),
     ),
     head_rules={
-        "generation": (Rename("lm_head.weight", "head.linear.weight"),),
+        "seq2seq_lm": (Rename("lm_head.weight", "head.linear.weight"),),
         "sequence": (
             Rename("classification_head.dense.{p}", "head.dense.{p}"),
             Rename("classification_head.out_proj.{p}", "head.linear.{p}"),

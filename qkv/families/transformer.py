@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from qkv import spec as s
+from qkv.families.heads import HEAD_NAMES, with_head
+
+__all__ = ["HEAD_NAMES", "PAPER", "PRESETS", "Config", "make_spec"]
 
 PAPER = "Vaswani et al. 2017"
 
@@ -39,8 +42,17 @@ PRESETS = {
 }
 
 
-def make_spec(config: Config, *, source_vocab_size: int = 37000, target_vocab_size: int = 37000, bos_id: int = 2, eos_id: int = 3) -> s.Model:
-    """An encoder-decoder for vocabularies of the given sizes."""
+def make_spec(
+    config: Config,
+    *,
+    source_vocab_size: int = 37000,
+    target_vocab_size: int = 37000,
+    bos_id: int = 2,
+    eos_id: int = 3,
+    head: str = "seq2seq_lm",
+    labels: tuple[str, ...] = ("no", "yes"),
+) -> s.Model:
+    """Return an encoder-decoder for vocabularies of the given sizes; `with_head` describes its other heads."""
     attention = s.Attention(query_dim=config.d_model, heads=config.heads, dropout=config.attention_dropout)
     block = s.Block(
         self_attention=attention,
@@ -62,15 +74,15 @@ def make_spec(config: Config, *, source_vocab_size: int = 37000, target_vocab_si
         scale_by_sqrt_dim=True,
         dropout=config.dropout,
     )
-    return s.Model(
+    model = s.Model(
         family="transformer",
         source_embedding=embedding,
         encoder=stack,
-        target_embedding=s.replace(embedding, vocabulary=target_vocab_size),
+        target_embedding=s.replace(embedding, vocab_size=target_vocab_size),
         decoder=s.replace(
             stack,
-            block=s.replace(block, cross=attention),
-            depth=config.decoder_layers or config.layers,
+            block=s.replace(block, cross_attention=attention),
+            num_layers=config.decoder_layers or config.layers,
             causal=True,
         ),
         head=s.Head(kind="lm", d_model=config.d_model, num_outputs=target_vocab_size, tie_embeddings=True),
@@ -78,3 +90,4 @@ def make_spec(config: Config, *, source_vocab_size: int = 37000, target_vocab_si
         bos_id=bos_id,
         eos_id=eos_id,
     )
+    return model if head == "seq2seq_lm" else with_head(model, head, labels)

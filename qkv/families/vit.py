@@ -44,7 +44,7 @@ PRESETS = {
 
 
 def make_spec(config: Config, *, head: str = "sequence", labels: tuple[str, ...] = ("no", "yes")) -> s.Model:
-    """An encoder of images under one of its heads, which read the first vector; `body` is none."""
+    """An encoder of images under one of its heads, which read the first vector; `backbone` is none."""
     d_model = config.d_model
     block = s.Block(
         self_attention=s.Attention(
@@ -57,7 +57,7 @@ def make_spec(config: Config, *, head: str = "sequence", labels: tuple[str, ...]
     )
     heads = {
         "sequence": s.classification_head("sequence", d_model, labels),
-        "pooler": s.classification_head("pooler", d_model, labels, dense="tanh"),
+        "pooler": s.classification_head("pooler", d_model, labels, dense_activation="tanh"),
     }
     return s.Model(
         family="vit",
@@ -71,19 +71,19 @@ def make_spec(config: Config, *, head: str = "sequence", labels: tuple[str, ...]
 
 
 HF_CONFIG_KEYS = (
-    ConfigKey("hidden_size", "width", "source.width"),
-    ConfigKey("num_hidden_layers", "layers", "encoder.depth"),
-    ConfigKey("num_attention_heads", "heads", "encoder.block.attention.heads"),
-    ConfigKey("intermediate_size", "hidden", "encoder.block.feedforward.hidden"),
+    ConfigKey("hidden_size", "d_model", "source_embedding.d_model"),
+    ConfigKey("num_hidden_layers", "layers", "encoder.num_layers"),
+    ConfigKey("num_attention_heads", "heads", "encoder.block.self_attention.heads"),
+    ConfigKey("intermediate_size", "d_ff", "encoder.block.feedforward.d_ff"),
     ConfigKey("hidden_act", "activation", "encoder.block.feedforward.activation", ACTIVATIONS),
     ConfigKey("hidden_dropout_prob", "dropout", "encoder.block.dropout"),
-    ConfigKey("attention_probs_dropout_prob", "attention_dropout", "encoder.block.attention.dropout"),
-    ConfigKey("image_size", "image", "source.image"),
-    ConfigKey("patch_size", "patch", "source.patch"),
-    ConfigKey("num_channels", "channels", "source.channels"),
-    ConfigKey("qkv_bias", "biased", "encoder.block.attention.bias"),
-    ConfigKey("layer_norm_eps", "epsilon", "encoder.block.norm.epsilon"),
-    ConfigKey("initializer_range", "spread", "spread"),
+    ConfigKey("attention_probs_dropout_prob", "attention_dropout", "encoder.block.self_attention.dropout"),
+    ConfigKey("image_size", "image_size", "source_embedding.image_size"),
+    ConfigKey("patch_size", "patch_size", "source_embedding.patch_size"),
+    ConfigKey("num_channels", "num_channels", "source_embedding.num_channels"),
+    ConfigKey("qkv_bias", "qkv_bias", "encoder.block.self_attention.bias"),
+    ConfigKey("layer_norm_eps", "norm_eps", "encoder.block.norm.eps"),
+    ConfigKey("initializer_range", "init_std", "init_std"),
 )
 
 
@@ -102,20 +102,20 @@ def from_hf_config(hf_config: HFConfig) -> HFConfig:
 
 
 LAYER_NAMES = {  # in a file, in their model since version 5, in ours
-    "attention.attention.query": ("attention.q_proj", "attention.q"),
-    "attention.attention.key": ("attention.k_proj", "attention.k"),
-    "attention.attention.value": ("attention.v_proj", "attention.v"),
-    "attention.output.dense": ("attention.o_proj", "attention.o"),
-    "layernorm_before": ("layernorm_before", "around_attention.norm"),
+    "attention.attention.query": ("attention.q_proj", "self_attention.q"),
+    "attention.attention.key": ("attention.k_proj", "self_attention.k"),
+    "attention.attention.value": ("attention.v_proj", "self_attention.v"),
+    "attention.output.dense": ("attention.o_proj", "self_attention.o"),
+    "layernorm_before": ("layernorm_before", "self_attention_residual.norm"),
     "intermediate.dense": ("mlp.fc1", "feedforward.up"),
     "output.dense": ("mlp.fc2", "feedforward.down"),
-    "layernorm_after": ("layernorm_after", "around_feedforward.norm"),
+    "layernorm_after": ("layernorm_after", "feedforward_residual.norm"),
 }
 HF_LAYER_PATTERN = "vit.encoder.layer.{{i}}.{}.{{p}}"
 BACKBONE_RULES: tuple[Rule, ...] = (
-    Rename("vit.embeddings.cls_token", "source.whole"),
-    Rename("vit.embeddings.position_embeddings", "source.position"),
-    Rename("vit.embeddings.patch_embeddings.projection.{p}", "source.projection.{p}"),
+    Rename("vit.embeddings.cls_token", "source_embedding.cls_token"),
+    Rename("vit.embeddings.position_embeddings", "source_embedding.position"),
+    Rename("vit.embeddings.patch_embeddings.projection.{p}", "source_embedding.projection.{p}"),
     Drop("vit.embeddings.mask_token"),
     *(Rename(HF_LAYER_PATTERN.format(hf_name), f"encoder.blocks.{{i}}.{qkv_name}.{{p}}") for hf_name, (_, qkv_name) in LAYER_NAMES.items()),
     *(Tie(f"vit.layers.{{i}}.{hf_v5_name}.{{p}}", HF_LAYER_PATTERN.format(hf_name)) for hf_name, (hf_v5_name, _) in LAYER_NAMES.items()),

@@ -1,7 +1,6 @@
 """From a model to outputs: greedy, beam and sampling over one `step` interface, labels, answers, vectors."""
 
 from qkv.generation.config import GenerationConfig, Prediction
-from qkv.generation.embed import embed
 from qkv.generation.generate import generate, predict
 from qkv.generation.log_probs import token_log_probs
 from qkv.generation.sampling import Hypothesis

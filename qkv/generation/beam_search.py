@@ -24,7 +24,7 @@ class FinishedBeams:
     lengths: Tensor  # [B, K] without the end token
 
     def add(self, normalized_scores: Tensor, scores: Tensor, tokens: Tensor, lengths: Tensor) -> None:
-        """Takes in candidates [B, C] (rank NEVER: none) and keeps the K best."""
+        """Takes in candidates [B, C] (normalized score NEG_INF: none) and keeps the K best."""
         num_beams = self.normalized_scores.shape[1]
         self.normalized_scores, top_index = torch.cat([self.normalized_scores, normalized_scores], 1).topk(num_beams, 1)
         self.scores = torch.cat([self.scores, scores], 1).gather(1, top_index)
@@ -43,10 +43,10 @@ def beam_search(
     length_penalty: float = 1.0,
     rank_unfinished: bool = False,
 ) -> list[list[Hypothesis]]:
-    """The `beams` best outputs of each source, best first, ranked by log-probability over length^penalty.
+    """The `num_beams` best outputs of each source, best first, ranked by log-probability over length^penalty.
 
     The length counts the end token; penalty 0 ranks by probability alone, 1 by its mean a token. What the limit cut
-    short comes after all that is finished, or, `ranked`, where its own rank puts it.
+    short comes after all that is finished, or, `rank_unfinished`, where its own rank puts it.
     """
     batch_size, device, max_length = len(source), source.values.device, max(max_lengths)
     eos_id = model.spec.eos_id

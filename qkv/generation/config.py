@@ -57,11 +57,11 @@ class Prediction:
 
 def validate(config: GenerationConfig) -> None:
     """Refuses settings that contradict each other or mean nothing."""
-    for name in ("beams", "best", "batch_tokens"):
+    for name in ("num_beams", "n_best", "batch_tokens"):
         if getattr(config, name) < 1:
             raise InputError(f"{name} must be at least 1, not {getattr(config, name)}")
     if config.max_new_tokens is not None and config.max_new_tokens < 1:
-        raise InputError(f"limit must be at least 1, not {config.max_new_tokens}")
+        raise InputError(f"max_new_tokens must be at least 1, not {config.max_new_tokens}")
     if not -10 <= config.length_penalty <= 10:
         raise InputError(f"length_penalty must lie between -10 and 10, not {config.length_penalty}")
     if not 0 < config.temperature < math.inf:
@@ -71,15 +71,15 @@ def validate(config: GenerationConfig) -> None:
     if config.top_p is not None and not 0 < config.top_p <= 1:
         raise InputError(f"top_p must lie above 0 and at most at 1, not {config.top_p}")
     if config.unfinished_beams not in ("last", "ranked", None):
-        raise InputError(f"unfinished is last or ranked, not '{config.unfinished_beams}'")
+        raise InputError(f"unfinished_beams is last or ranked, not '{config.unfinished_beams}'")
     if not 0 <= config.threshold <= 1:
         raise InputError(f"threshold is a probability, from 0 to 1, not {config.threshold}")
     if config.subword_pooling not in ("first", "mean", None):
-        raise InputError(f"word is first or mean, not '{config.subword_pooling}'")
+        raise InputError(f"subword_pooling is first or mean, not '{config.subword_pooling}'")
 
 
 def validate_search(config: GenerationConfig) -> None:
     """The same, for what writes."""
     validate(config)
     if not config.do_sample and config.n_best > max(config.num_beams, 1):
-        raise InputError(f"best={config.n_best} needs as many beams (beams={config.n_best}) or sampling")
+        raise InputError(f"n_best={config.n_best} needs as many beams (num_beams={config.n_best}) or sampling")

@@ -13,7 +13,7 @@ from qkv.errors import InputError
 from qkv.generation.beam_search import beam_search
 from qkv.generation.config import GenerationConfig, Prediction, validate_search
 from qkv.generation.head_predictions import PredictInput, predict_with_head
-from qkv.generation.inputs import describe_input, encode_inputs, max_input_length, require_tokenizer
+from qkv.checkpoints.inputs import describe_input, encode_inputs, max_input_length, require_tokenizer
 from qkv.generation.sampling import GenerativeModel, Hypothesis, greedy, sample
 from qkv.nn import Decoder, Encoder, EncoderDecoder, Ragged
 from qkv.tokenization.tokenizer import Tokenizer
@@ -29,12 +29,12 @@ def encode_sources(
     for i, (text, location) in enumerate(zip(texts, input_names, strict=True)):
         if config.on_unknown == "refuse" and tokenizer.unk_id in ids[i]:
             reason = f"'{tokenizer.first_unknown(text)}' in '{text}' was never seen in training"
-            raise InputError(f"{location}: {reason}; remove it, or choose --unknown replace (data.unknown in a recipe)")
+            raise InputError(f"{location}: {reason}; remove it, or choose --on-unknown replace (data.on_unknown in a recipe)")
         if not ids[i]:
             raise InputError(f"{location}: is empty; give some text")
         if len(ids[i]) > max_length and config.on_too_long == "refuse":
             reason = f"{len(ids[i])} tokens, and the model takes at most {max_length}"
-            raise InputError(f"{location}: {reason}; shorten it, or choose --too-long truncate")
+            raise InputError(f"{location}: {reason}; shorten it, or choose --on-too-long truncate")
         ids[i] = ids[i][:max_length]
     return ids
 
@@ -43,9 +43,9 @@ def encode_sources(
 def generate(
     model: GenerativeModel, source: Ragged, config: GenerationConfig, sample_ids: Sequence[int] | None = None
 ) -> list[list[Hypothesis]]:
-    """`how.best` outputs for each source of ids, best first: sources to encode, or prompts to go on from.
+    """`config.n_best` outputs for each source of ids, best first: sources to encode, or prompts to go on from.
 
-    `numbers` tell sources apart where they are drawn for: the same number and seed give the same draws.
+    `sample_ids` tell sources apart where they are drawn for: the same number and seed give the same draws.
     """
     validate_search(config)
     max_lengths = _max_lengths(model, source, config)
@@ -78,10 +78,10 @@ def predict(
     input_names: Sequence[str] | None = None,
     first_index: int = 0,
 ) -> list[list[Prediction]]:
-    """The `how.best` outputs for each input, best first: what a model writes, or what its head says about a text.
+    """The `config.n_best` outputs for each input, best first: what a model writes, or what its head says about a text.
 
-    An input is a text, or several that belong together: a question and a text, a sentence and its choices. `places`
-    name the inputs in messages. `first` is the first one's number, by which it is told apart where outputs are drawn.
+    An input is a text, or several that belong together: a question and a text, a sentence and its choices. `input_names`
+    name the inputs in messages. `first_index` is the first one's number, by which it is told apart where outputs are drawn.
     """
     config, model = config or GenerationConfig(), bundle.model
     if isinstance(texts, str):
@@ -120,7 +120,7 @@ def encode_for_generation(bundle: ModelBundle, texts: Sequence[str], input_names
     """What the model reads of each text: in its checkpoint's template, or, trained here, closed by the end token."""
     model, tokenizer = bundle.model, require_tokenizer(bundle)
     if not tokenizer.is_native:
-        return [encoding.ids for encoding in encode_inputs(bundle, texts, input_names, config)]
+        return [encoding.ids for encoding in encode_inputs(bundle, texts, input_names, on_too_long=config.on_too_long, parse_special_tokens=config.parse_special_tokens)]
     suffix = [model.spec.eos_id] if isinstance(model, EncoderDecoder) else []  # a prompt is to be gone on from
     max_length = max_input_length(model.spec) - len(suffix)
     return [[*ids, *suffix] for ids in encode_sources(tokenizer, texts, input_names, max_length, config)]

@@ -16,7 +16,7 @@ from qkv import spec
 from qkv.checkpoints import ModelBundle
 from qkv.errors import InputError
 from qkv.generation.config import GenerationConfig, PredictedSpan, Prediction, validate
-from qkv.generation.inputs import (
+from qkv.checkpoints.inputs import (
     EncodedBatch,
     TextOrPair,
     compute_hidden_states,
@@ -35,7 +35,7 @@ _MAX_ANSWER_TOKENS = 30  # tokens that an answer may have
 
 
 def predict_with_head(bundle: ModelBundle, inputs: Sequence[PredictInput], config: GenerationConfig, input_names: Sequence[str]) -> list[list[Prediction]]:
-    """The `how.best` things that a model's head says about each input, likeliest first."""
+    """The `config.n_best` things that a model's head says about each input, likeliest first."""
     validate(config)
     head = bundle.model.spec.head
     if head is None or head.kind == "pooler":
@@ -50,7 +50,7 @@ def _fill_mask(bundle: ModelBundle, inputs: Sequence[PredictInput], config: Gene
     tokenizer = require_tokenizer(bundle)
     if tokenizer.mask_id is None:
         raise InputError("this model's tokeniser has no mask token, so there is nothing to fill")
-    encodings = encode_inputs(bundle, [_require_single_text(g, p) for g, p in zip(inputs, input_names, strict=True)], input_names, config, parse_special_tokens=True)
+    encodings = encode_inputs(bundle, [_require_single_text(g, p) for g, p in zip(inputs, input_names, strict=True)], input_names, on_too_long=config.on_too_long, parse_special_tokens=True)
     mask_token = tokenizer.ids_to_display([tokenizer.mask_id])[0]
     for encoding, input_name in zip(encodings, input_names, strict=True):
         if tokenizer.mask_id not in encoding.ids:
@@ -68,8 +68,8 @@ def _fill_mask(bundle: ModelBundle, inputs: Sequence[PredictInput], config: Gene
             predictions = []
             for rank in range(scores.shape[1]):
                 ids = list(encodings[row].ids)
-                for input_name, token in zip(positions, tokens[mask_slice, rank].tolist(), strict=True):
-                    ids[input_name] = token
+                for position, token in zip(positions, tokens[mask_slice, rank].tolist(), strict=True):
+                    ids[position] = token
                 predictions.append(Prediction(tokenizer.decode(ids), float(scores[mask_slice, rank].sum())))
             out.append(predictions)
         return out
@@ -78,7 +78,7 @@ def _fill_mask(bundle: ModelBundle, inputs: Sequence[PredictInput], config: Gene
 
 
 def _classify_texts(bundle: ModelBundle, inputs: Sequence[PredictInput], config: GenerationConfig, input_names: Sequence[str]) -> list[list[Prediction]]:
-    encodings = encode_inputs(bundle, [_require_text_or_pair(g, p) for g, p in zip(inputs, input_names, strict=True)], input_names, config)
+    encodings = encode_inputs(bundle, [_require_text_or_pair(g, p) for g, p in zip(inputs, input_names, strict=True)], input_names, on_too_long=config.on_too_long, parse_special_tokens=config.parse_special_tokens)
     return _run_batches(bundle, encodings, config, lambda batch, hidden: _label_predictions(bundle, _pooled_logits(bundle, batch, hidden), config))
 
 
@@ -106,7 +106,7 @@ def _classify_tokens(bundle: ModelBundle, inputs: Sequence[PredictInput], config
     assert bundle.model.spec.head is not None
     subword_pooling = config.subword_pooling or bundle.model.spec.head.subword_pooling
     texts = [_require_single_text(value, input_name) for value, input_name in zip(inputs, input_names, strict=True)]
-    encodings = encode_inputs(bundle, texts, input_names, config)
+    encodings = encode_inputs(bundle, texts, input_names, on_too_long=config.on_too_long, parse_special_tokens=config.parse_special_tokens)
 
     def tag(batch: EncodedBatch, hidden: Tensor) -> list[list[Prediction]]:
         selected = [encodings[i] for i in batch.input_indices]
@@ -130,7 +130,7 @@ def _classify_tokens(bundle: ModelBundle, inputs: Sequence[PredictInput], config
 def _extract_answers(bundle: ModelBundle, inputs: Sequence[PredictInput], config: GenerationConfig, input_names: Sequence[str]) -> list[list[Prediction]]:
     """The likeliest stretches of the second text that answer the first (Devlin et al. 2019, 4.2)."""
     pairs = [_require_texts(value, input_name, "a question and a text") for value, input_name in zip(inputs, input_names, strict=True)]
-    encodings = encode_inputs(bundle, [(pair[0], pair[1]) for pair in pairs], input_names, config)
+    encodings = encode_inputs(bundle, [(pair[0], pair[1]) for pair in pairs], input_names, on_too_long=config.on_too_long, parse_special_tokens=config.parse_special_tokens)
 
     def answer(batch: EncodedBatch, hidden: Tensor) -> list[list[Prediction]]:
         out = []
@@ -158,7 +158,7 @@ def _multiple_choice(bundle: ModelBundle, inputs: Sequence[PredictInput], config
     """The choices by how well each goes on from the first text."""
     text_lists = [_require_texts(value, input_name, "a text and its choices") for value, input_name in zip(inputs, input_names, strict=True)]
     pairs = [((context, choice), input_name) for (context, *rest), input_name in zip(text_lists, input_names, strict=True) for choice in rest]
-    encodings = encode_inputs(bundle, [pair for pair, _ in pairs], [input_name for _, input_name in pairs], config)
+    encodings = encode_inputs(bundle, [pair for pair, _ in pairs], [input_name for _, input_name in pairs], on_too_long=config.on_too_long, parse_special_tokens=config.parse_special_tokens)
     scored = _run_batches(
         bundle,
         encodings,
@@ -194,7 +194,7 @@ def _run_batches(
     config: GenerationConfig,
     postprocess: Callable[[EncodedBatch, Tensor], list[list[Prediction]]],
 ) -> list[list[Prediction]]:
-    """Hidden states batch by batch, read off by `read`, in the order of the inputs."""
+    """Hidden states batch by batch, read off by `postprocess`, in the order of the inputs."""
     out: list[list[Prediction]] = [[] for _ in encodings]
     for batch in iter_batches(bundle, encodings, config.batch_tokens):
         batch_predictions = postprocess(batch, compute_hidden_states(bundle, batch).hidden.values)

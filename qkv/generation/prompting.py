@@ -25,11 +25,11 @@ from qkv.data.batching import evaluation_batches
 from qkv.data.examples import TextExample
 from qkv.errors import InputError
 from qkv.generation.generate import eval_mode
-from qkv.generation.inputs import max_input_length, require_tokenizer
+from qkv.checkpoints.inputs import max_input_length, require_tokenizer
 from qkv.generation.sampling import next_token_log_probs
 from qkv.nn import Decoder, Ragged
 
-TEXT, TEXT_PAIR, LABEL = "{text}", "{second}", "{label}"
+TEXT, TEXT_PAIR, LABEL = "{text}", "{text_pair}", "{label}"
 CONTENT_FREE_INPUTS = ("N/A", "[MASK]", "")  # texts without content, as in Zhao et al.
 
 
@@ -78,7 +78,7 @@ class PromptConfig:
 
 @dataclass(frozen=True)
 class PromptPrediction:
-    """The likeliest label, and each label's score: the log-likelihood of its words, or as `Prompting` has it."""
+    """The likeliest label, and each label's score: the log-likelihood of its words, or as `PromptConfig` has it."""
 
     label: str
     scores: dict[str, float]
@@ -105,7 +105,7 @@ def predict_with_prompt(
     demonstrations: Sequence[TextExample] = (),
     config: PromptConfig | None = None,
 ) -> list[PromptPrediction]:
-    """What a language model says of each example, with the solved ones that are `shown` before it."""
+    """What a language model says of each example, with the solved `demonstrations` before it."""
     config = config or PromptConfig()
     if len(set(labels)) < 2 or len({config.verbalize(label) for label in labels}) < len(labels):
         raise InputError("labels: give at least two, each with words of its own")
@@ -125,7 +125,7 @@ def predict_with_prompt(
 def encode_continuations(
     bundle: ModelBundle, prompts: Sequence[str], label_texts: Sequence[str], input_names: Sequence[str], config: PromptConfig
 ) -> list[tuple[list[int], list[list[int]]]]:
-    """Each prompt's ids, and those that come behind them in the prompt with each of its `ends`.
+    """Each prompt's ids, and those that come behind them in the prompt with each of `label_texts`.
 
     Text and end are cut as one: a tokeniser may join the end of one with the beginning of the other, and then the
     tokens before the joint are the prompt.
@@ -142,7 +142,7 @@ def encode_continuations(
             raise InputError(f"{location}: a label's words leave no token behind the prompt; give other words")
         if num_tokens > max_length and config.on_too_long == "refuse":
             reason = f"a prompt of {num_tokens} tokens with its label, and the model takes at most {max_length}"
-            raise InputError(f"{location}: {reason}; show fewer examples, or choose --too-long truncate")
+            raise InputError(f"{location}: {reason}; show fewer examples, or choose --on-too-long truncate")
         prompt_tail = prompt_ids[max(0, num_tokens - max_length) : prefix_length]
         if not prompt_tail:
             raise InputError(f"{location}: no token of the prompt is left before the label; give a longer template")

@@ -25,7 +25,7 @@ class Hypothesis:
 
 
 def prefill(model: GenerativeModel, source: Ragged, expand_size: int, max_length: int) -> tuple[Tensor, DecoderState]:
-    """The first token's logits for `rows` outputs a source: a source is encoded, or is the prompt to go on from."""
+    """The first token's logits for `expand_size` outputs a source: a source is encoded, or is the prompt to go on from."""
     if isinstance(model, Decoder):
         return model.prefill(source, expand_size, max_length)
     state = model.init_state(model.encode(source), len(source) * expand_size, max_length)
@@ -49,7 +49,7 @@ def generate_tokens(
     select_token: Callable[[Tensor, int], Tensor],
     num_samples: int = 1,
 ) -> list[list[Hypothesis]]:
-    """`rows` outputs a source, of at most its limit; `choose` picks from each row's log-probabilities at a step."""
+    """`num_samples` outputs a source, of at most its limit; `select_token` picks from each row's log-probabilities at a step."""
     num_rows, device = len(source) * num_samples, source.values.device
     logits, state = prefill(model, source, num_samples, max(max_lengths))
     total_scores = torch.zeros(num_rows, device=device)

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from qkv.checkpoints import ModelBundle
+from qkv.checkpoints.embed import embed
+from qkv.checkpoints.inputs import describe_input, encode_inputs, require_tokenizer
 from qkv.errors import InputError
-from qkv.generation import GenerationConfig, embed
-from qkv.generation.inputs import describe_input, encode_inputs, require_tokenizer
 from qkv.metrics.metric import MeanMetric, Stats, check_texts
 
 _CHUNK_SIZE = 256  # examples whose vectors are held at once
@@ -59,10 +59,9 @@ class BertScore(MeanMetric[str, Sequence[str]]):
         ordered_texts = sorted(text for text in texts if text.strip())
         if not ordered_texts:
             return {}
-        generation_config = GenerationConfig(on_too_long=self.on_too_long)
         layers: Literal["last"] | int = "last" if self.layer is None else self.layer
-        vectors = embed(self.model, ordered_texts, pool="tokens", layers=layers, normalize=True, config=generation_config)  # [n, W] each
-        encodings = encode_inputs(self.model, ordered_texts, [describe_input(text) for text in ordered_texts], generation_config)
+        vectors = embed(self.model, ordered_texts, pool="tokens", layers=layers, normalize=True, on_too_long=self.on_too_long)  # [n, W] each
+        encodings = encode_inputs(self.model, ordered_texts, [describe_input(text) for text in ordered_texts], on_too_long=self.on_too_long)
         embeddings = {}
         for text, vector, encoding in zip(ordered_texts, vectors, encodings, strict=True):
             is_text_token = torch.tensor([float(sequence_id is not None) for sequence_id in encoding.sequence_ids])  # [n]

@@ -129,14 +129,14 @@ class MatthewsCorrelation(F1):
     0 where one side is constant. `labels` must hold every label that occurs.
     """
 
-    name: ClassVar[str] = "matthews"
+    name: ClassVar[str] = "matthews_correlation"
 
     def score(self, stats: Stats) -> Scores:
         correct, predicted, gold = stats.reshape(3, -1)
         total = gold.sum()
         covariance = correct.sum() * total - predicted @ gold
         variance_product = (total**2 - predicted @ predicted) * (total**2 - gold @ gold)
-        return {"matthews": safe_divide(covariance, float(np.sqrt(variance_product)))}
+        return {"matthews_correlation": safe_divide(covariance, float(np.sqrt(variance_product)))}
 
 
 def confusion_matrix(

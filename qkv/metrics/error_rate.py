@@ -37,11 +37,11 @@ def edit_distance(a: Sequence[Hashable], b: Sequence[Hashable]) -> int:
 def error_rates(
     predictions: Sequence[str | Sequence[str]], references: Sequence[Sequence[str]]
 ) -> dict[str, float | int]:
-    """Score each prediction against the closest of its references; rates are fractions, and "per" may exceed 1.
+    """Score each prediction against the closest of its references; rates are fractions, and "token_error_rate" may exceed 1.
 
-    - "per": token (phoneme) error rate: the sum of the edit distances to the closest references, divided by the sum of
+    - "token_error_rate": token (phoneme) error rate: the sum of the edit distances to the closest references, divided by the sum of
       the lengths of those references. Of several equally close references the first counts.
-    - "wer": the share of predictions that equal none of their references; G2P papers call it word error rate.
+    - "sequence_error_rate": the share of predictions that equal none of their references; G2P papers call it word error rate.
     - "examples": how many were scored.
 
     A string is split at white space.
@@ -59,7 +59,7 @@ def error_rates(
         num_wrong += distance > 0
     if not length:
         raise InputError("nothing to score: every reference is empty; give references with tokens")
-    return {"per": errors / length, "wer": num_wrong / len(predictions), "examples": len(predictions)}
+    return {"token_error_rate": errors / length, "sequence_error_rate": num_wrong / len(predictions), "examples": len(predictions)}
 
 
 def _closest_reference(prediction: Sequence[str], accepted: Sequence[str], number: int) -> tuple[int, int]:

@@ -46,7 +46,7 @@ class GroupExactMatch(Metric[str, GroupedLabel]):
     A group is counted where its first example stands: who draws examples anew, or swaps them, has all of it or nothing.
     """
 
-    name = "exact"
+    name = "exact_match"
 
     def statistics(self, hypotheses: Sequence[str], references: Sequence[GroupedLabel]) -> Stats:
         check_aligned(hypotheses, references)
@@ -60,7 +60,7 @@ class GroupExactMatch(Metric[str, GroupedLabel]):
         return stats
 
     def score(self, stats: Stats) -> Scores:
-        return {"exact": safe_divide(stats[0], stats[1])}
+        return {"exact_match": safe_divide(stats[0], stats[1])}
 
     def per_example(self, stats: Stats) -> list[Scores]:  # noqa: ARG002
         raise InputError(f"{self.name} belongs to groups, not to one example; leave it out here")

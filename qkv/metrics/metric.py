@@ -36,7 +36,7 @@ class Metric(ABC, Generic[Hypothesis, Reference]):
 
     @abstractmethod
     def score(self, stats: Stats) -> Scores:
-        """The figures of the statistics' sum [k]; where `summed` is False, of the statistics themselves."""
+        """The figures of the statistics' sum [k]; where `is_additive` is False, of the statistics themselves."""
 
     def signature(self, references: Sequence[Reference]) -> str:  # noqa: ARG002
         """What a reader must know to get the same figures again; nothing where the name says it all."""

@@ -37,6 +37,6 @@ class Perplexity(Metric[float, float]):
         largest = math.log(np.finfo(np.float64).max)
         return {
             "perplexity": math.exp(mean) if not mean > largest else math.inf,
-            "nats": mean,
-            "bits": mean / math.log(2),
+            "nats_per_token": mean,
+            "bits_per_token": mean / math.log(2),
         }

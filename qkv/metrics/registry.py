@@ -103,15 +103,15 @@ def _error_rate_maker(unit: Literal["word", "character"]) -> Callable[[MetricOpt
 
 METRICS: dict[str, MetricEntry] = {
     "accuracy": MetricEntry("labels", lambda *_: Accuracy()),
-    "f1": MetricEntry("labels", _f1_maker("macro"), ("positive", "ignore")),
-    "matthews": MetricEntry("labels", lambda _, sides: MatthewsCorrelation(collect_label_set(*sides))),
-    "multilabel_f1": MetricEntry("label_sets", _f1_maker("micro"), ("positive", "ignore", "separator")),
-    "multilabel_accuracy": MetricEntry("label_sets", lambda *_: Accuracy(), ("separator",)),
+    "f1": MetricEntry("labels", _f1_maker("macro"), ("positive_label", "ignore")),
+    "matthews_correlation": MetricEntry("labels", lambda _, sides: MatthewsCorrelation(collect_label_set(*sides))),
+    "multilabel_f1": MetricEntry("label_sets", _f1_maker("micro"), ("positive_label", "ignore", "label_separator")),
+    "multilabel_accuracy": MetricEntry("label_sets", lambda *_: Accuracy(), ("label_separator",)),
     "pearson": MetricEntry("numbers", lambda *_: Pearson()),
     "spearman": MetricEntry("numbers", lambda *_: Spearman()),
     "perplexity": MetricEntry("numbers", lambda *_: Perplexity()),
     "entity_f1": MetricEntry("tags", _make_entity_f1, ("scheme",)),
-    "token_f1": MetricEntry("tags", _f1_maker("macro"), ("positive", "ignore")),
+    "token_f1": MetricEntry("tags", _f1_maker("macro"), ("positive_label", "ignore")),
     "token_accuracy": MetricEntry("tags", lambda *_: TokenAccuracy()),
     "sequence_accuracy": MetricEntry("tags", lambda *_: Accuracy()),
     "squad": MetricEntry("answers", lambda *_: Squad()),
@@ -122,9 +122,9 @@ METRICS: dict[str, MetricEntry] = {
     "chrf": MetricEntry("texts", lambda options, _: Chrf(options.lowercase), ("lowercase",)),
     "chrf++": MetricEntry("texts", lambda options, _: ChrfPlusPlus(options.lowercase), ("lowercase",)),
     "ter": MetricEntry("texts", lambda *_: Ter()),
-    "rouge": MetricEntry("texts", _make_rouge, ("references", "stem", "newline")),
+    "rouge": MetricEntry("texts", _make_rouge, ("multi_reference", "use_stemmer", "sentence_separator")),
     "meteor": MetricEntry("texts", lambda *_: Meteor()),
-    "bertscore": MetricEntry("texts", _make_bertscore, ("model", "layer", "idf", "too_long", "device")),
+    "bertscore": MetricEntry("texts", _make_bertscore, ("model", "layer", "idf", "on_too_long", "device")),
 }
 
 

@@ -22,7 +22,7 @@ _ROUGE_TYPES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 class Rouge(MeanMetric[str, Sequence[str]]):
     """F1 of the four kinds, then their precisions and recalls; a corpus' figure is the mean over texts.
 
-    Several references: for each kind the one with the best F1, or the mean over them. `stem`: words by Porter's stems.
+    Several references: for each kind the one with the best F1, or the mean over them. `use_stemmer`: words by Porter's stems.
     """
 
     name: ClassVar[str] = "rouge"

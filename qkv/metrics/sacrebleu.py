@@ -77,7 +77,7 @@ class Bleu(_Sacrebleu):
     def score(self, stats: Stats) -> Scores:
         result = self._metric._compute_score_from_stats([int(count) for count in stats])
         precisions = {f"precision_{n}": float(p) for n, p in enumerate(result.precisions, 1)}
-        return {"bleu": float(result.score), **precisions, "brevity": 100 * float(result.bp)}
+        return {"bleu": float(result.score), **precisions, "brevity_penalty": 100 * float(result.bp)}
 
     def per_example(self, stats: Stats) -> list[Scores]:
         """Sentence BLEU, which needs `effective_order`: few sentences have a matching 4-gram."""

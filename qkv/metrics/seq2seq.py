@@ -23,7 +23,7 @@ from qkv.objectives.loss import to_device
 from qkv.objectives.seq2seq import make_inputs
 from qkv.tokenization.tokenizer import Tokenizer
 
-ERROR_RATES = ("per", "wer")  # of tokens and of whole sequences
+ERROR_RATES = ("token_error_rate", "sequence_error_rate")  # of tokens and of whole sequences
 _MAX_LOG_PROBS = 2**26  # log-probabilities at a time
 # the figures of a metric that are told: the others say why a figure is what it is
 _REPORTED = {"rouge": ("rouge1", "rouge2", "rougeL", "rougeLsum")}
@@ -58,12 +58,12 @@ class EvaluationResult:
     @property
     def token_error_rate(self) -> float:
         """The token error rate, a fraction."""
-        return self.values["per"]
+        return self.values["token_error_rate"]
 
     @property
     def sequence_error_rate(self) -> float:
         """The share of examples whose output equals none of their references."""
-        return self.values["wer"]
+        return self.values["sequence_error_rate"]
 
 
 def evaluate(
@@ -76,7 +76,7 @@ def evaluate(
 ) -> EvaluationResult:
     """Figures of the best outputs; any listed reference counts as right. Pairs are grouped by their source.
 
-    `metrics` are the error rates of tokens and sequences (per, wer), or those of texts by their names in
+    `metrics` are the error rates of tokens and sequences (token_error_rate, sequence_error_rate), or those of texts by their names in
     `qkv.metrics.registry`, which read an output as a person would: bleu (cased and lower-cased), chrf, ter, rouge and so
     on. `resamples`: how many their intervals rest on; 0: none are made.
     """

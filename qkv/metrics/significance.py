@@ -1,7 +1,7 @@
 """How sure a figure is: bootstrap intervals of one system, and two tests whether another is really better.
 
 All work on any `Metric`. What an example adds is counted once; a resample is a weighted sum of those counts, and many
-resamples are one matrix product. Only for figures of a whole sample (`summed` is False) examples are drawn one by one.
+resamples are one matrix product. Only for figures of a whole sample (`is_additive` is False) examples are drawn one by one.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def compare(
     """Two systems on the same examples, each figure of the first against the second.
 
     - `p_bootstrap` (paired bootstrap, Koehn 2004): the share of resamples in which the system that is ahead is not.
-    - `p_randomisation` (approximate randomisation, Noreen 1989; Riezler & Maxwell 2005): the share of random swaps of
+    - `p_randomization` (approximate randomisation, Noreen 1989; Riezler & Maxwell 2005): the share of random swaps of
       the two systems' outputs that give at least as large a difference, either way.
 
     Both count the sample itself as one more draw, so that neither is ever 0.

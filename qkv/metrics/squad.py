@@ -78,7 +78,7 @@ class Squad(Metric[str | None, Sequence[str]]):
         scores: Scores = {}
         for suffix, (exact_sum, f1_sum, count) in zip(suffixes, stats.reshape(3, 3)[: len(suffixes)], strict=True):
             if count or not suffix:
-                scores |= {f"f1{suffix}": 100 * safe_divide(f1_sum, count), f"exact{suffix}": 100 * safe_divide(exact_sum, count)}
+                scores |= {f"f1{suffix}": 100 * safe_divide(f1_sum, count), f"exact_match{suffix}": 100 * safe_divide(exact_sum, count)}
         return scores
 
     def signature(self, references: Sequence[Sequence[str]]) -> str:  # noqa: ARG002
@@ -90,7 +90,7 @@ def best_threshold(
 ) -> tuple[float, float]:
     """SQuAD 2.0's best score over all thresholds of the no-answer score, out of 100, and that threshold.
 
-    `scores`: each question's exact match or F1 if its answer is given; `no_answer`: how sure the model is that there is
+    `scores`: each question's exact match or F1 if its answer is given; `null_scores`: how sure the model is that there is
     none. A question whose no-answer score is above the threshold is answered by nothing.
     """
     order = sorted(null_scores, key=lambda question: null_scores[question])

@@ -16,7 +16,7 @@ from qkv.spec import Attention
 
 
 class AttentionScore(nn.Module):
-    """One number for each query and key of a head. The key's share of the work is done once, in `prepare`."""
+    """One number for each query and key of a head. The key's share of the work is done once, in `precompute_keys`."""
 
     def __init__(self, spec: Attention):
         super().__init__()
@@ -28,7 +28,7 @@ class AttentionScore(nn.Module):
             raise InputError(f"a {self.kind} score needs queries ({query_dim}) and keys ({key_dim}) of one size")
         self.scale = spec.score_scale / math.sqrt(key_dim) if self.kind == "scaled_dot" else spec.score_scale
         if spec.score_scale != 1.0 and not self.is_dot:
-            raise InputError(f"attention.scale goes with a dot product, not with a {self.kind} score")
+            raise InputError(f"attention.score_scale goes with a dot product, not with a {self.kind} score")
         if self.kind == "bilinear":
             self.matrix = nn.Parameter(torch.empty(heads, key_dim, query_dim))
         if self.kind in ("additive", "mlp"):

@@ -112,7 +112,7 @@ class Block(nn.Module):
 
     def compile_sublayers(self) -> None:
         """Fuses what lies between the matrix products; the looking itself has kernels of its own."""
-        for name in ("ask", "answer", "turn", "close"):
+        for name in ("project_qkv", "attn_out_and_ffn", "attn_out_and_cross_q", "cross_out_and_ffn"):
             setattr(self, name, torch.compile(getattr(self, name), dynamic=True))
 
     def compile_forward(self) -> None:

@@ -28,7 +28,7 @@ class Bucket:
     query_length: int  # longest
     key_length: int
     mask: Tensor | None  # [rows, 1, 1 or queries, keys]; None: every key is real
-    packs_sequences: bool  # some row holds several sequences; `allowed` then says it all, the causal mask too
+    packs_sequences: bool  # some row holds several sequences; `mask` then says it all, the causal mask too
 
 
 @dataclass
@@ -46,10 +46,10 @@ class BucketPlan:
 # plans differ from batch to batch, and a compiler would make a program of each
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def plan_buckets(query_layout: BatchLayout, key_layout: BatchLayout, *, bucketed: bool, causal: bool) -> BucketPlan:
-    """Worked out once a pair of layouts and kept with it; not `grouped`: one group, and a row a sequence."""
-    cache_key = ("plan", id(key_layout), bucketed, causal)
+    """Worked out once a pair of layouts and kept with it; not `bucketed`: one group, and a row a sequence."""
+    cache_key = ("bucket_plan", id(key_layout), bucketed, causal)
     if cache_key not in query_layout.plan_cache:
-        # holding `keys` keeps its id from being used again; holding itself would keep a layout alive for ever
+        # holding `key_layout` keeps its id from being used again; holding itself would keep a layout alive for ever
         query_layout.plan_cache[cache_key] = (_compute_plan(query_layout, key_layout, bucketed, causal), None if key_layout is query_layout else key_layout)
     bucket_plan: BucketPlan = query_layout.plan_cache[cache_key][0]
     return bucket_plan
@@ -175,14 +175,14 @@ class _Unpad(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, padded: Tensor, scatter_index: Tensor) -> Tensor:
         ctx.save_for_backward(scatter_index)
-        ctx.rows = padded.shape[0]
+        ctx.num_rows = padded.shape[0]
         return padded.index_select(0, scatter_index)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         (scatter_index,) = ctx.saved_tensors
         gradient = gradients[0]
-        padded = gradient.new_zeros(ctx.rows, *gradient.shape[1:])
+        padded = gradient.new_zeros(ctx.num_rows, *gradient.shape[1:])
         return padded.index_copy_(0, scatter_index, gradient), None
 
 

@@ -28,7 +28,7 @@ class TokenEmbedding(nn.Module):
         self.position: nn.Module | None = None
         if s.position == "sinusoid":
             self.position = SinusoidalPositions(s.max_length, s.d_model)
-        elif s.position == "halves":
+        elif s.position == "sinusoid_concat":
             self.position = SinusoidalPositions(s.max_length, s.d_model, concat=True)
         elif s.position == "learned":
             self.position = LearnedPositions(s.max_length, s.d_model, s.position_offset)

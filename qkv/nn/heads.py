@@ -47,7 +47,7 @@ class Head(nn.Module):
         self.dense = None if s.dense_activation is None else nn.Linear(input_dim, width)
         self.norm = None if s.norm is None else build_norm(s.norm, width)
         self.linear = None if s.kind == "pooler" else nn.Linear(width if self.dense else input_dim, s.num_outputs, bias=s.bias)
-        self.register_buffer("offset", torch.zeros(1, s.num_outputs) if s.final_logits_bias else None)
+        self.register_buffer("final_logits_bias", torch.zeros(1, s.num_outputs) if s.final_logits_bias else None)
 
     @property
     def pooled_token(self) -> PooledToken | None:
@@ -91,5 +91,5 @@ class Head(nn.Module):
             pooled: Tensor = self.pool(hidden)
             return pooled
         if hidden.layout.max_length == 1:
-            return hidden.values  # as a body gives them that was told of `end`
+            return hidden.values  # as a body gives them that was told of `pooled_token`
         return hidden.values.index_select(0, hidden.layout.pooled_tokens(self.pooled_token or "first").indices)  # [B, width]

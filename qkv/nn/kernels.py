@@ -53,12 +53,12 @@ def attend(
     precomputed_keys = score.precompute_keys(k.transpose(0, 1)).transpose(0, 1)  # [Tk, H, P]
     uniform_length, return_weights = query_layout.is_uniform and key_layout.is_uniform, hook is not None
     kernel_name = kernel or select_kernel(q, v, score=score, has_bias=bias is not None, dropout=dropout, return_weights=return_weights, uniform_length=uniform_length)
-    if kernel_name == "even":
+    if kernel_name == "uniform":
         return _uniform(q, precomputed_keys, v, query_layout, key_layout, score.scale, mask, dropout)
     if kernel_name == "varlen":
         return _varlen(q, precomputed_keys, v, query_layout, key_layout, score.scale, mask)
-    bucket_plan = plan_buckets(query_layout, key_layout, grouped=kernel_name == "grouped", causal=isinstance(mask, Causal))
-    if kernel_name == "explicit":
+    bucket_plan = plan_buckets(query_layout, key_layout, bucketed=kernel_name == "bucketed", causal=isinstance(mask, Causal))
+    if kernel_name == "eager":
         out: Tensor = _eager(q, precomputed_keys, v, bucket_plan, score, mask, bias, dropout, hook)
     else:
         out = _bucketed(q, precomputed_keys, v, bucket_plan, score.scale, mask, bias, dropout)
@@ -68,17 +68,17 @@ def attend(
 def select_kernel(
     q: Tensor, v: Tensor, *, score: AttentionScore, dropout: float, return_weights: bool, has_bias: bool = False, uniform_length: bool = False
 ) -> str:
-    """The fastest kernel that can do what is asked; `even`: queries are all equally long, and keys are."""
+    """The fastest kernel that can do what is asked; `uniform_length`: queries are all equally long, and keys are."""
     if return_weights or not score.is_dot:
-        return "explicit"
+        return "eager"
     if q.device.type != "cuda":
-        return "grouped"
+        return "bucketed"
     half_precision = q.dtype in (torch.bfloat16, torch.float16)
     head_dim_supported = q.shape[-1] == v.shape[-1] and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
     deterministic = torch.are_deterministic_algorithms_enabled()  # flash attention adds gradients in any order
     if not half_precision or not head_dim_supported or has_bias or deterministic:
         return "padded"
-    return "even" if uniform_length else "padded" if dropout else "varlen"  # the last one drops nothing
+    return "uniform" if uniform_length else "padded" if dropout else "varlen"  # the last one drops nothing
 
 
 def attend_cached(

@@ -33,19 +33,19 @@ class KeyValues:
         return KeyValues(self.keys.index_select(0, indices), self.values.index_select(0, indices), mask, lengths)
 
     def first_rows(self, num_rows: int) -> KeyValues:
-        """The first `rows` sequences, without a copy."""
+        """The first `num_rows` sequences, without a copy."""
         mask = None if self.mask is None else self.mask[:num_rows]
         return KeyValues(self.keys[:num_rows], self.values[:num_rows], mask, self.lengths[:num_rows])
 
 
 class KVCache:
-    """Room for `limit` tokens of `rows` sequences, written one step at a time."""
+    """Room for `max_length` tokens of `num_rows` sequences, written one step at a time."""
 
     def __init__(self, num_rows: int, heads: int, max_length: int, key_dim: int, value_dim: int, like: Tensor):
         self.keys = like.new_zeros(num_rows, heads, max_length, key_dim)
         self.values = like.new_zeros(num_rows, heads, max_length, value_dim)
         self.length = 0
-        self.mask: Tensor | None = None  # [R, 1, 1, limit]; None: every slot that is filled
+        self.mask: Tensor | None = None  # [R, 1, 1, max_length]; None: every slot that is filled
         self.left_padding: list[int] | None = None  # slots before each row's prompt; None: none
 
     def prefill(self, keys: Ragged, values: Ragged) -> None:
@@ -76,7 +76,7 @@ class KVCache:
         return KeyValues(self.keys[:, :, :n], self.values[:, :, :n], mask, lengths, self.left_padding)
 
     def reorder(self, indices: Tensor) -> None:
-        """Row i goes on from what row rows[i] remembers: how a beam changes its mind."""
+        """Row i goes on from what row indices[i] remembers: how a beam changes its mind."""
         n = self.length
         self.keys[:, :, :n] = self.keys[:, :, :n].index_select(0, indices)
         self.values[:, :, :n] = self.values[:, :, :n].index_select(0, indices)

@@ -30,13 +30,13 @@ class ScalarMix(nn.Module):
 def concat_last_four(layers: Sequence[Tensor]) -> Tensor:
     """The last four blocks' outputs side by side, or all where there are fewer: the best of the features that Devlin et
     al. 2019 (table 7) take from a body that stays as it is."""
-    return torch.cat(list(layers[1:][-_MAX_CONCAT_LAYERS:]), -1)  # [T, joined * width]
+    return torch.cat(list(layers[1:][-_MAX_CONCAT_LAYERS:]), -1)  # [T, num_concat_layers * width]
 
 
 def num_concat_layers(s: spec.Model) -> int:
     """How many layers' vectors lie side by side in what a model's head reads."""
     backbone = _backbone_spec(s)
-    return min(_MAX_CONCAT_LAYERS, backbone.num_layers) if s.feature_layers == "last_four" and isinstance(backbone, spec.TransformerStack) else 1
+    return min(_MAX_CONCAT_LAYERS, backbone.num_layers) if s.feature_layers == "concat_last_4" and isinstance(backbone, spec.TransformerStack) else 1
 
 
 def make_scalar_mix(s: spec.Model) -> ScalarMix | None:
@@ -48,7 +48,7 @@ def make_scalar_mix(s: spec.Model) -> ScalarMix | None:
         raise InputError(f"{s.family}: of a recurrent body a head reads the last layer alone")
     if s.head is not None and s.head.kind == "lm":
         raise InputError(f"{s.family}: a head that writes reads the last layer alone")
-    return ScalarMix(backbone.num_layers + 1) if s.feature_layers == "mix" else None
+    return ScalarMix(backbone.num_layers + 1) if s.feature_layers == "scalar_mix" else None
 
 
 def _backbone_spec(s: spec.Model) -> spec.TransformerStack | spec.RecurrentEncoder | spec.RecurrentDecoder | None:

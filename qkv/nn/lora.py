@@ -1,7 +1,7 @@
 """Low-rank adapters: matrices that stay as they are, each with a small product of two beside it (Hu et al. 2022).
 
-A model with adapters is the same model with `spec.adapters`: parameters keep their names, and each adapted matrix has
-two more, `into` (A in the paper) and `back` (B).
+A model with adapters is the same model with `spec.lora`: parameters keep their names, and each adapted matrix has
+two more, `lora_A` and `lora_B` (A and B in the paper).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from qkv.nn.dropout import dropout
 from qkv.nn.feedforward import FeedForward
 
 TARGET_MODULES = ("q", "k", "v", "o", "up", "gate", "down")
-LORA_PARAMETERS = ("into", "back")
+LORA_PARAMETERS = ("lora_A", "lora_B")
 
 
 class LoRALinear(nn.Linear):
-    """W x + b + scale / rank * B A x. B is zero at the start, so that training begins where the model stands."""
+    """W x + b + alpha / rank * B A x. B is zero at the start, so that training begins where the model stands."""
 
     def __init__(self, linear: nn.Linear, s: spec.LoraConfig):
         nn.Module.__init__(self)  # the matrix is there already
@@ -56,13 +56,13 @@ def add_lora(model: nn.Module, s: spec.LoraConfig) -> None:
     """Puts adapters on the layers of those names in every block, freshly drawn."""
     for name in s.target_modules:
         if name not in TARGET_MODULES:
-            raise InputError(f"adapters: there is no layer '{name}' to put them on; {did_you_mean(name, TARGET_MODULES)}")
+            raise InputError(f"lora: there is no layer '{name}' to put them on; {did_you_mean(name, TARGET_MODULES)}")
     if s.rank < 1 or not s.target_modules:
-        raise InputError("adapters: need a rank of 1 or more, and the names of the layers that they sit on")
+        raise InputError("lora: need a rank of 1 or more, and the names of the layers that they sit on")
     linears = list(_target_linears(model))
     for name in s.target_modules:
         if not any(linear_name == name for _, linear_name, _ in linears):
-            raise InputError(f"adapters: no block of this model has a layer '{name}'; leave it out of their list")
+            raise InputError(f"lora: no block of this model has a layer '{name}'; leave it out of their list")
     for module, name, linear in linears:
         if name in s.target_modules:
             setattr(module, name, LoRALinear(linear, s))

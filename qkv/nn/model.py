@@ -22,7 +22,7 @@ from qkv.nn.ragged import PooledToken, Ragged
 from qkv.nn.recurrent import RecurrentDecoder, RecurrentEncoder, RecurrentState
 from qkv.nn.stack import EncoderOutput, Stack, StackState
 
-HEAD_MODULES = ("head", "beside", "mix")  # what stands on a body
+HEAD_MODULES = ("head", "aux_head", "scalar_mix")  # what stands on a body
 
 
 @dataclass
@@ -33,7 +33,7 @@ class DecoderState:
     position: int | Tensor  # of the next token: for all rows, or [R]
 
     def reorder(self, indices: Tensor) -> None:
-        """Row i goes on from row rows[i]; both must belong to one sentence."""
+        """Row i goes on from row indices[i]; both must belong to one sentence."""
         self.layer_states.reorder(indices)
 
 
@@ -75,10 +75,10 @@ class Model(nn.Module):
         return self
 
     def _run_backbone(self, stack: nn.Module, x: Ragged, encoder_output: EncoderOutput | None = None, pooled_token: PooledToken | None = None) -> EncoderOutput:
-        """What a head reads of the last stack's layers; `only` this token of each sequence where that is cheaper."""
+        """What a head reads of the last stack's layers; `pooled_token`: only this token of each sequence where that is cheaper."""
         if self.spec.feature_layers == "last":
             if pooled_token is not None and isinstance(stack, Stack):
-                return _as_encoder_output(stack(x, encoder_output, read=pooled_token))
+                return _as_encoder_output(stack(x, encoder_output, pooled_token=pooled_token))
             return _as_encoder_output(stack(x) if encoder_output is None else stack(x, encoder_output))
         assert isinstance(stack, Stack)
         hidden_states = stack.all_hidden_states(x, encoder_output)
@@ -113,9 +113,9 @@ class Encoder(Model):
     def forward(
         self, source: Ragged | Tensor, segments: Tensor | None = None, positions: Tensor | None = None, *, return_logits: bool = True
     ) -> Tensor:
-        """Hidden [T, width]; with a head, its logits. `at`: only for these tokens, where it judges each token.
+        """Hidden [T, width]; with a head, its logits. `positions`: only for these tokens, where it judges each token.
 
-        Not `last`: what the head's last linear layer reads, for who has a cheaper use of it than all its logits.
+        Not `return_logits`: what the head's last linear layer reads, for who has a cheaper use of it than all its logits.
         """
         if self.head is None:
             return self.encode(source, segments).hidden.values
@@ -125,7 +125,7 @@ class Encoder(Model):
     def forward_with_aux_head(
         self, source: Ragged | Tensor, segments: Tensor | None = None, positions: Tensor | None = None, *, return_logits: bool = True
     ) -> tuple[Tensor, Tensor]:
-        """The logits of a model with two heads, as BERT's pretraining has them; `last` is about the first."""
+        """The logits of a model with two heads, as BERT's pretraining has them; `return_logits` is about the first."""
         return _apply_both_heads(self, self.encode(source, segments).hidden, positions, return_logits)
 
 
@@ -143,7 +143,7 @@ class _Autoregressive(Model):
             self.head.linear.weight = self.target_embedding.tokens.weight
 
     def init_state(self, encoder_output: EncoderOutput | None, num_rows: int, max_length: int) -> DecoderState:
-        """Room for `rows` outputs of at most `limit` tokens; the rows of one sentence lie side by side."""
+        """Room for `num_rows` outputs of at most `max_length` tokens; the rows of one sentence lie side by side."""
         if isinstance(self.decoder, RecurrentDecoder):
             assert encoder_output is not None
             return DecoderState(self.decoder.init_state(encoder_output, num_rows), 0)
@@ -184,14 +184,14 @@ class Decoder(_Autoregressive):
         return self._run_backbone(self.decoder, self.target_embedding(tokens))
 
     def forward(self, tokens: Ragged, positions: Tensor | None = None, *, return_logits: bool = True) -> Tensor:
-        """Hidden [T, width]; with a head, its logits, or what its `last` layer reads. `at`: only for these tokens."""
+        """Hidden [T, width]; with a head, its logits, or what its last layer reads (not `return_logits`). `positions`: only for these tokens."""
         if self.head is None:
             return self.encode(tokens).hidden.values
         hidden = self._run_backbone(self.decoder, self.target_embedding(tokens), pooled_token=self.head.pooled_token).hidden
         return _apply_head(self.head, hidden, positions, return_logits)
 
     def forward_with_aux_head(self, tokens: Ragged, positions: Tensor | None = None, *, return_logits: bool = True) -> tuple[Tensor, Tensor]:
-        """The logits of a model with two heads, as GPT's fine-tuning has them; `last` is about the first."""
+        """The logits of a model with two heads, as GPT's fine-tuning has them; `return_logits` is about the first."""
         return _apply_both_heads(self, self.encode(tokens).hidden, positions, return_logits)
 
     def forward_with_hidden_states(self, tokens: Ragged, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -201,7 +201,7 @@ class Decoder(_Autoregressive):
         return _apply_head(self.head, hidden, positions, True), hidden.values
 
     def prefill(self, prompts: Ragged, rows_per_prompt: int, max_new_tokens: int) -> tuple[Tensor, DecoderState]:
-        """Takes in a prompt a sentence: the next token's logits for each of its `rows`, with room for `limit` more."""
+        """Takes in a prompt a sentence: the next token's logits for each of its rows, with room for `max_new_tokens` more."""
         state = self.init_state(None, len(prompts) * rows_per_prompt, prompts.layout.max_length + max_new_tokens)
         assert isinstance(state.layer_states, StackState)
         hidden = _as_encoder_output(self.decoder(self.target_embedding(prompts), None, state.layer_states)).hidden.values
@@ -221,7 +221,7 @@ class EncoderDecoder(_Autoregressive):
         if s.share_embeddings and s.source_embedding is not None and s.target_embedding is not None and s.source_embedding.vocab_size != s.target_embedding.vocab_size:
             vocab_sizes = f"{s.source_embedding.vocab_size} and {s.target_embedding.vocab_size} tokens"
             raise InputError(
-                f"model.shared: source and target have {vocab_sizes}; one table needs one vocabulary (text.joint)"
+                f"model.share_embeddings: source and target have {vocab_sizes}; one table needs one vocabulary (tokenizer.joint_vocab)"
             )
         self.source_embedding = _build_embedding(s.source_embedding, "source")
         self.encoder = _build_encoder(s.encoder)
@@ -240,7 +240,7 @@ class EncoderDecoder(_Autoregressive):
         return _as_encoder_output(self.encoder(self.source_embedding(source)))
 
     def decode(self, encoder_output: EncoderOutput, target: Ragged, scheduled_sampling: float = 0.0) -> Tensor:
-        """Hidden for every target token; `own`: how often a recurrent decoder is fed its own output.  # [T, width]"""
+        """Hidden for every target token; `scheduled_sampling`: how often a recurrent decoder is fed its own output.  # [T, width]"""
         x = self.target_embedding(target)
         if isinstance(self.decoder, RecurrentDecoder):
             return _as_encoder_output(self.decoder(x, encoder_output, self._embed_argmax, scheduled_sampling)).hidden.values
@@ -251,7 +251,7 @@ class EncoderDecoder(_Autoregressive):
     def forward(self, source: Ragged, target: Ragged, scheduled_sampling: float = 0.0, *, return_logits: bool = True) -> Tensor:
         """Logits for the token after each target token, or those of another head; without one, hidden [Tt, width].
 
-        Not `last`: what the head's last linear layer reads.
+        Not `return_logits`: what the head's last linear layer reads.
         """
         hidden = self.decode(self.encode(source), target, scheduled_sampling)
         return hidden if self.head is None else _apply_head(self.head, target.with_values(hidden), None, return_logits)
@@ -280,11 +280,11 @@ def set_features_and_lora(model: Model, feature_layers: spec.FeatureLayers, lora
         merge_lora(model)
     if lora is not None:
         add_lora(model, lora)
-    model.spec = spec.replace(model.spec, read=feature_layers, adapters=lora)
+    model.spec = spec.replace(model.spec, feature_layers=feature_layers, lora=lora)
     model.scalar_mix = make_scalar_mix(model.spec)
     head, num_layers = model.spec.head, num_concat_layers(model.spec)
     if head is not None and head.num_concat_layers != num_layers:
-        model.spec = spec.replace(model.spec, head=spec.replace(head, joined=num_layers))
+        model.spec = spec.replace(model.spec, head=spec.replace(head, num_concat_layers=num_layers))
         model.head = _build_heads(model.spec)[0]
         assert model.head is not None
         init_weights(model.spec, model.head.train(model.training).modules())
@@ -346,7 +346,7 @@ def _init_matrix(weight: Tensor, std: float | None) -> None:
 
 def _scale_residual_init(stack: Stack) -> None:
     """Sums of N fresh terms spread as one does: the last matrix of each sublayer is divided by sqrt(N)."""
-    suffixes = ("attention.o.weight", "cross.o.weight", "feedforward.down.weight")
+    suffixes = ("self_attention.o.weight", "cross_attention.o.weight", "feedforward.down.weight")
     residual_weights = [weight for name, weight in stack.named_parameters() if name.endswith(suffixes)]
     with torch.no_grad():
         for weight in residual_weights:

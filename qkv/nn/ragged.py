@@ -71,17 +71,17 @@ class BatchLayout:
 
     def padded_index(self) -> Tensor:
         """Each token's place in the flattened [B * longest] padded form.  # [T]"""
-        if "slots" not in self.plan_cache:
+        if "padded_index" not in self.plan_cache:
             row_ids = torch.arange(len(self)).repeat_interleave(torch.tensor(self.lengths_list, dtype=torch.long))
-            self.plan_cache["slots"] = row_ids.to(self.device) * self.max_length + self.positions
-        index: Tensor = self.plan_cache["slots"]
+            self.plan_cache["padded_index"] = row_ids.to(self.device) * self.max_length + self.positions
+        index: Tensor = self.plan_cache["padded_index"]
         return index
 
     def valid_mask(self) -> Tensor:
         """True where a padded form holds a token.  # [B, longest]"""
-        if "real" not in self.plan_cache:
-            self.plan_cache["real"] = torch.arange(self.max_length, device=self.device) < self.lengths[:, None]
-        mask: Tensor = self.plan_cache["real"]
+        if "valid_mask" not in self.plan_cache:
+            self.plan_cache["valid_mask"] = torch.arange(self.max_length, device=self.device) < self.lengths[:, None]
+        mask: Tensor = self.plan_cache["valid_mask"]
         return mask
 
     def pooled_tokens(self, token: PooledToken) -> PooledTokens:
@@ -118,15 +118,15 @@ class BatchLayout:
             destination.copy_(source)
         for token in _POOLED_TOKENS:
             if token in self.plan_cache:
-                self.plan_cache[token].rows.copy_(other._pooled_indices(token))
+                self.plan_cache[token].indices.copy_(other._pooled_indices(token))
 
     @property
     def can_copy_from(self) -> bool:
-        """Whether nothing was planned about it that `refill` leaves as it is."""
-        return all(cache_key in _POOLED_TOKENS and not entry.layout.plans for cache_key, entry in self.plan_cache.items())
+        """Whether nothing was planned about it that `copy_from` leaves as it is."""
+        return all(cache_key in _POOLED_TOKENS and not entry.layout.plan_cache for cache_key, entry in self.plan_cache.items())
 
     def time_major(self) -> TimeMajor:
-        if "time" not in self.plan_cache:
+        if "time_major" not in self.plan_cache:
             lengths = torch.tensor(self.lengths_list, dtype=torch.long)
             order = torch.sort(lengths, descending=True, stable=True).indices
             starts = torch.tensor([0, *accumulate(self.lengths_list)][:-1], dtype=torch.long)
@@ -135,8 +135,8 @@ class BatchLayout:
             inverse = torch.empty_like(permutation)
             inverse[permutation] = torch.arange(self.num_tokens)
             device = self.device
-            self.plan_cache["time"] = TimeMajor(order.to(device), permutation.to(device), inverse.to(device), batch_sizes, order.tolist())
-        cached: TimeMajor = self.plan_cache["time"]
+            self.plan_cache["time_major"] = TimeMajor(order.to(device), permutation.to(device), inverse.to(device), batch_sizes, order.tolist())
+        cached: TimeMajor = self.plan_cache["time_major"]
         return cached
 
 
@@ -183,7 +183,7 @@ class Ragged:
         return Ragged(padded[valid_mask], layout)
 
     def to_padded(self, fill_value: float = 0.0) -> Tensor:
-        """[B, longest, …] with `fill` behind each sequence's end."""
+        """[B, longest, …] with `fill_value` behind each sequence's end."""
         shape = (len(self.layout) * self.layout.max_length, *self.values.shape[1:])
         flat = self.values.new_full(shape, fill_value).index_copy(0, self.layout.padded_index(), self.values)
         return flat.view(len(self.layout), self.layout.max_length, *shape[1:])

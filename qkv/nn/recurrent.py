@@ -76,9 +76,9 @@ class RecurrentDecoder(nn.Module):
     def forward(
         self, x: Ragged, encoder_output: EncoderOutput, embed_prediction: Callable[[Tensor, int], Tensor] | None = None, scheduled_sampling: float = 0.0
     ) -> EncoderOutput:
-        """All steps, teacher-forced, or fed the model's own outputs at rate `own`.  # [T, width] -> [T, hidden]
+        """All steps, teacher-forced, or fed the model's own outputs at rate `scheduled_sampling`.  # [T, width] -> [T, hidden]
 
-        `feed` maps a step's hidden [R, hidden] to the embedding [R, width] of what the model would say, at a place.
+        `embed_prediction` maps a step's hidden [R, hidden] to the embedding [R, width] of what the model would say, at a place.
         """
         time = x.layout.time_major()
         order = time.order_list

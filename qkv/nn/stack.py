@@ -43,7 +43,7 @@ class StackState:
 
 
 class Stack(nn.Module):
-    activation_checkpointing: bool = False  # in training keep what goes into a block and work the rest out again; see `recompute`
+    activation_checkpointing: bool = False  # in training keep what goes into a block and work the rest out again; see `enable_activation_checkpointing`
 
     def __init__(self, s: spec.TransformerStack):
         super().__init__()
@@ -58,7 +58,7 @@ class Stack(nn.Module):
     ) -> EncoderOutput:
         """All tokens at once; a state's caches are filled with them.
 
-        Who will `read` one token of each sequence gets those alone, where the last block can leave the others out.
+        Who will read one token of each sequence, `pooled_token`, gets those alone, where the last block can leave the others out.
         """
         hidden = x
         pooled_tokens = x.layout.pooled_tokens(pooled_token) if pooled_token is not None and self._can_skip_other_tokens(pooled_token, encoder_output, state) else None
@@ -135,7 +135,7 @@ def enable_activation_checkpointing(model: nn.Module, enabled: bool = True) -> N
     again when the backward pass comes to it. Outputs and gradients stay the same to the bit."""
     stacks = [m for m in model.modules() if isinstance(m, Stack)]
     if not stacks:
-        raise InputError("recompute: this model has no Transformer blocks to work out again; leave it out")
+        raise InputError("activation_checkpointing: this model has no Transformer blocks to work out again; leave it out")
     for stack in stacks:
         stack.activation_checkpointing = enabled
 
@@ -148,7 +148,7 @@ def _layer_spec(s: spec.TransformerStack, layer: int) -> spec.Block:
     if not s.scale_attn_by_inverse_layer_idx:
         return s.block
     attention = s.block.self_attention
-    return spec.replace(s.block, attention=spec.replace(attention, scale=attention.score_scale / (layer + 1)))
+    return spec.replace(s.block, self_attention=spec.replace(attention, score_scale=attention.score_scale / (layer + 1)))
 
 
 class _PositionBiasCache:

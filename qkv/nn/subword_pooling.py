@@ -16,7 +16,7 @@ def pool_subwords(hidden: Ragged, word_ids: Sequence[Sequence[int | None]], stra
     """One vector a word: its first piece's (Devlin et al. 2019, 5.3) or the mean of its pieces'.
 
     [T, width] -> [words, width].
-    `words` gives each token's word, rising, in its own sequence; a token of none (None) is left out.
+    `word_ids` gives each token's word, rising, in its own sequence; a token of none (None) is left out.
     """
     token_words = [(row, word) for row, ids in enumerate(word_ids) for word in ids]
     if len(token_words) != len(hidden.values):

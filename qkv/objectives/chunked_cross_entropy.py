@@ -93,13 +93,13 @@ class _ChunkedNLL(torch.autograd.Function):
             if grad_bias is not None:
                 grad_bias += gradient[:, :outputs].sum(0, dtype=accumulate_dtype)
         ctx.save_for_backward(grad_features, None if grad_weight is None else grad_weight[:outputs], grad_bias)
-        ctx.kinds = features.dtype, weight.dtype, None if bias is None else bias.dtype
+        ctx.dtypes = features.dtype, weight.dtype, None if bias is None else bias.dtype
         return torch.stack(totals).sum() if totals else torch.zeros((), dtype=accumulate_dtype, device=x.device)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (grad_output,) = gradients
-        grads = zip(ctx.saved_tensors, ctx.kinds, strict=True)
+        grads = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         # multiplied in the outer one's precision: rounded to bfloat16 it would be wrong in the same way everywhere
         return *(None if g is None else (g.to(grad_output.dtype) * grad_output).to(dtype) for g, dtype in grads), None, None
 

@@ -47,7 +47,7 @@ def _token_logits(model: Any, batch: Inputs) -> Tensor:
         return model(batch.source, batch.segments, batch.positions)
     if isinstance(model, Decoder):
         return model(batch.source, batch.positions)
-    logits = model(batch.source, batch.source.shift_right(model.spec.start))
+    logits = model(batch.source, batch.source.shift_right(model.spec.bos_id))
     return logits if batch.positions is None else logits[batch.positions]
 
 

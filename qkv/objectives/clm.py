@@ -49,5 +49,5 @@ def _pack_inputs(tokens: np.ndarray, lengths: np.ndarray, positions: np.ndarray 
 
 def loss(model: Decoder, batch: Inputs) -> LossSum:
     """Negative log-likelihood of the tokens asked for."""
-    features = model(batch.tokens, batch.positions, last=False)  # [M, width]
+    features = model(batch.tokens, batch.positions, return_logits=False)  # [M, width]
     return LossSum(nll(lm_head(model), features, batch.labels), len(batch.labels))

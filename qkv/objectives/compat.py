@@ -12,10 +12,10 @@ from qkv.errors import InputError, did_you_mean
 # What reads and writes: an encoder alone, a decoder alone, or both. Permutation LM will join them with XLNet, and the
 # forward and backward LM with ELMo.
 ARCHITECTURE_OF = {
-    "masked": "an encoder",
-    "causal": "a decoder",
-    "denoise": "an encoder-decoder",
-    "span": "an encoder-decoder",
+    "mlm": "an encoder",
+    "clm": "a decoder",
+    "denoising": "an encoder-decoder",
+    "span_corruption": "an encoder-decoder",
 }
 
 

@@ -30,7 +30,7 @@ def combine_losses(microbatches: Sequence[tuple[LossSum, ...]], weights: Sequenc
     total = torch.zeros((), device=microbatches[0][0].total.device)
     for index, terms in enumerate(zip(*microbatches, strict=True)):
         weight = 1.0 if weights is None else weights[index]
-        total = total + torch.stack([term.total for term in terms]).sum() * weight / max(sum(t.targets for t in terms), 1)
+        total = total + torch.stack([term.total for term in terms]).sum() * weight / max(sum(t.num_targets for t in terms), 1)
     return total
 
 

@@ -51,7 +51,7 @@ def make_inputs(
 
 def loss(model: Encoder, batch: Inputs) -> LossSum:
     """Negative log-likelihood of the tokens asked for."""
-    features = model(batch.source, batch.segments, batch.positions, last=False)  # [M, width]
+    features = model(batch.source, batch.segments, batch.positions, return_logits=False)  # [M, width]
     return LossSum(nll(lm_head(model), features, batch.labels), len(batch.labels))
 
 

@@ -30,7 +30,7 @@ class Inputs(NamedTuple):
 
 
 def make_inputs(batch: PairBatch, *, bos_id: int, eos_id: int) -> Inputs:
-    """Adds the start and end tokens to a packed batch, on the host; `term.to_device` takes it further."""
+    """Adds the start and end tokens to a packed batch, on the host; `loss.to_device` takes it further."""
     source = _insert_token(batch.source, batch.source_lengths, eos_id, at_start=False)
     target = _insert_token(batch.target, batch.target_lengths, bos_id, at_start=True)
     labels = _insert_token(batch.target, batch.target_lengths, eos_id, at_start=False)
@@ -51,18 +51,18 @@ def loss(
 ) -> Tensor:
     """Cross-entropy summed over targets, with label smoothing (Szegedy et al. 2016).
 
-    `own`: how often a recurrent decoder is fed its own output instead of the teacher's (Bengio et al. 2015).
-    `agree`: weight of how far two passes with different dropout differ (R-Drop, Liang et al. 2021; half of its alpha).
+    `scheduled_sampling`: how often a recurrent decoder is fed its own output instead of the teacher's (Bengio et al. 2015).
+    `rdrop_alpha`: weight of how far two passes with different dropout differ (the alpha of R-Drop, Liang et al. 2021).
     """
     if not rdrop_alpha:
-        features = model(batch.source, batch.target, scheduled_sampling, last=False)  # [T, width]
+        features = model(batch.source, batch.target, scheduled_sampling, return_logits=False)  # [T, width]
         return nll(lm_head(model), features, batch.labels, label_smoothing)
     source, target, labels = _repeat_batch(batch)
     logits = model(source, target, scheduled_sampling)  # [2 T, vocabulary]
     total = F.cross_entropy(logits, labels, reduction="sum", label_smoothing=label_smoothing)
     log_p, log_q = torch.log_softmax(logits.float(), -1).chunk(2)  # [T, vocabulary] each
     symmetric_kl = ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum()  # KL(one, other) + KL(other, one)
-    return total / 2 + rdrop_alpha * symmetric_kl / 2
+    return total / 2 + rdrop_alpha / 2 * symmetric_kl / 2
 
 
 def _repeat_batch(batch: Inputs) -> Inputs:

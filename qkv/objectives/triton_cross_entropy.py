@@ -1,4 +1,4 @@
-"""What `likelihood.turned` says, as one pass over the logits on a GPU: imported only where Triton is there.
+"""What `chunked_cross_entropy.nll_and_grad` says, as one pass over the logits on a GPU: imported only where Triton is there.
 
 A row of a vocabulary is read from memory once, its second reading comes from the cache, and its gradient is written
 where it lay. Compiled from torch's operations the same takes twice as long, and as much memory again.
@@ -25,8 +25,8 @@ def nll_and_grad_(logits: Tensor, bias: Tensor | None, labels: Tensor, outputs: 
         outputs,
         logits.shape[1],
         label_smoothing,
-        ADDED=bias is not None,
-        SMOOTHED=label_smoothing > 0,
+        HAS_BIAS=bias is not None,
+        HAS_SMOOTHING=label_smoothing > 0,
         BLOCK=_BLOCK,
         num_warps=_WARPS,
     )

@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import json
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ import yaml
 from qkv import families, spec
 from qkv.errors import InputError, did_you_mean
 from qkv.recipe.schema import BaseRecipe, FinetuneRecipe, PretrainingRecipe, Recipe, Seq2SeqRecipe
+from qkv.recipe.task_names import ALIASES
+from qkv.renamed import renamed_recipe_key_message, renamed_value, renamed_value_message
 from qkv.train.schedule import noam_peak
 
 
@@ -54,11 +56,14 @@ def apply_overrides(raw: dict[str, Any], overrides: Iterable[str]) -> None:
 def _apply_override(raw: dict[str, Any], override: str) -> None:
     key, separator, value_text = override.partition("=")
     if not separator or not key:
-        raise InputError(f"'{override}': changes are written key=value, such as train.steps=100")
+        raise InputError(f"'{override}': changes are written key=value, such as train.max_steps=100")
     try:
         value = yaml.safe_load(value_text)
     except yaml.YAMLError:
         raise InputError(f"'{override}': the value is not YAML") from None
+    messages = _renamed_messages(key, value, raw)
+    if messages:
+        raise InputError(f"'{override}': {'; '.join(messages)}")
     *parents, name = key.split(".")
     section = raw
     for parent in parents:
@@ -73,8 +78,13 @@ def parse_recipe(raw: dict[str, Any], location: str) -> Recipe:
     from pydantic import TypeAdapter, ValidationError
 
     recipe_type: Any = PretrainingRecipe if "objective" in raw else FinetuneRecipe if "task" in raw else Seq2SeqRecipe
+    messages = [message for key, value in _leaves(raw) for message in _renamed_messages(key, value, raw)]
+    if messages:
+        raise InputError(f"{location}: {'; '.join(dict.fromkeys(messages))}")
     if isinstance(raw.get("task"), str):
         raw = raw | {"task": {"name": raw["task"]}}
+    if isinstance(raw.get("task"), dict) and str(raw["task"].get("name")) in ALIASES:
+        raw = raw | {"task": raw["task"] | {"name": ALIASES[raw["task"]["name"]]}}
     objective = raw.get("objective")
     if isinstance(objective, str):  # the objective as its paper has it
         raw = raw | {"objective": {objective: {}}}
@@ -88,10 +98,31 @@ def parse_recipe(raw: dict[str, Any], location: str) -> Recipe:
         key = ".".join(str(component) for component in first_error["loc"] if component != "str" and not str(component).startswith("list["))
         raise InputError(f"{location}: {_explain(key, first_error, recipe_type)}") from None
     if recipe.train.epochs is not None and not isinstance(recipe, FinetuneRecipe):
-        raise InputError(f"{location}: train.epochs: goes with tasks; give train.steps here")
+        raise InputError(f"{location}: train.epochs: goes with tasks; give train.max_steps here")
     if isinstance(recipe, PretrainingRecipe) and not recipe.objective.active:
-        raise InputError(f"{location}: key 'objective' names none; known: causal, masked, denoise, span")
+        raise InputError(f"{location}: key 'objective' names none; known: clm, mlm, denoising, span_corruption")
     return recipe
+
+
+def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of a mapping, each under its dotted key; those of a list under that of the list."""
+    if isinstance(value, dict) and (value or not key):
+        for name, item in value.items():
+            yield from _leaves(item, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list) and value:
+        for item in value:
+            yield from _leaves(item, key)
+    else:
+        yield key, value
+
+
+def _renamed_messages(key: str, value: Any, raw: Mapping[str, Any]) -> list[str]:
+    """What a key or a value with an old name is called now."""
+    section = raw.get(key.partition(".")[0])
+    kind = section.get("family") or section.get("name") if isinstance(section, dict) else section
+    kind = ALIASES.get(str(kind)) or renamed_value("task", kind) or str(kind)
+    messages = renamed_recipe_key_message(key, kind), renamed_value_message(key, value)
+    return [message for message in messages if message is not None]
 
 
 def _explain(key: str, error: Any, recipe_type: Any) -> str:
@@ -123,11 +154,11 @@ def model_config(recipe: BaseRecipe, location: str = "recipe") -> Any:
     from pydantic import TypeAdapter, ValidationError
 
     fields = dict(recipe.model)
-    if "from" in fields:
-        extra_keys = sorted(set(fields) - {"from", *DROPOUT_KEYS})
+    if "init_from" in fields:
+        extra_keys = sorted(set(fields) - {"init_from", *DROPOUT_KEYS})
         if extra_keys:
             message = f"a model that is there has its shape, but for dropout; leave out {', '.join(extra_keys)}"
-            raise InputError(f"{location}: model.from: {message}")
+            raise InputError(f"{location}: model.init_from: {message}")
         for key in DROPOUT_KEYS:
             _check_fraction(fields.get(key, 0.0), key, location)
         return None
@@ -135,18 +166,18 @@ def model_config(recipe: BaseRecipe, location: str = "recipe") -> Any:
     if name is None:
         known = ", ".join(families.names())
         raise InputError(
-            f"{location}: key 'model.family' is missing (or model.from, a model that is there); known: {known}"
+            f"{location}: key 'model.family' is missing (or model.init_from, a model that is there); known: {known}"
         )
     module = families.get_family(str(name))
-    size = ("base" if "base" in module.SIZES else next(iter(module.SIZES))) if size is None else size
-    if str(size) not in module.SIZES:
-        raise InputError(f"{location}: model.size: {name} has no size '{size}'; {did_you_mean(str(size), module.SIZES)}")
-    known = {f.name: getattr(module.SIZES[size], f.name) for f in dataclasses.fields(module.Shape)}
+    size = ("base" if "base" in module.PRESETS else next(iter(module.PRESETS))) if size is None else size
+    if str(size) not in module.PRESETS:
+        raise InputError(f"{location}: model.size: {name} has no size '{size}'; {did_you_mean(str(size), module.PRESETS)}")
+    known = {f.name: getattr(module.PRESETS[size], f.name) for f in dataclasses.fields(module.Config)}
     for key in fields:
         if key not in known:
             raise InputError(f"{location}: unknown key 'model.{key}'; {did_you_mean(key, [*known, 'family', 'size'])}")
     try:
-        config = TypeAdapter(module.Shape).validate_python(known | fields)
+        config = TypeAdapter(module.Config).validate_python(known | fields)
     except ValidationError as error:
         first_error = error.errors()[0]
         raise InputError(f"{location}: {_explain('.'.join(['model', *map(str, first_error['loc'])]), first_error, BaseRecipe)}") from None
@@ -168,11 +199,11 @@ def _check_fraction(value: Any, key: str, location: str) -> None:
 
 
 def model_spec(recipe: BaseRecipe, **vocab_args: int) -> spec.Model:
-    """What the recipe's model is, for vocabularies of these sizes (`source`, `target`) and these `start` and `end`."""
+    """What the recipe's model is, for vocabularies of these sizes (`source_vocab_size`, `target_vocab_size`) and these `bos_id` and `eos_id`."""
     module = families.get_family(recipe.model["family"])
-    if not {"source", "target", "start", "end"} <= set(inspect.signature(module.spec).parameters):
+    if not {"source_vocab_size", "target_vocab_size", "bos_id", "eos_id"} <= set(inspect.signature(module.make_spec).parameters):
         raise InputError(f"model.family: {recipe.model['family']} is no encoder-decoder, and these pairs need one")
-    model: spec.Model = module.spec(model_config(recipe), **vocab_args)
+    model: spec.Model = module.make_spec(model_config(recipe), **vocab_args)
     return model
 
 
@@ -181,9 +212,10 @@ def peak_learning_rate(recipe: BaseRecipe, s: spec.Model) -> float:
     if recipe.train.noam_factor is None:
         return recipe.train.learning_rate
     d_model = (s.target_embedding or s.source_embedding).d_model  # type: ignore[union-attr]  # a model has one of them
-    if not recipe.train.warmup_steps:
-        raise InputError("train.paper_rate: the paper's schedule needs a warm-up; set train.warmup to 1 or more")
-    return noam_peak(d_model, recipe.train.warmup_steps, recipe.train.noam_factor)
+    warmup_steps = recipe.train.warmup_steps_of(recipe.train.max_steps or 0)
+    if not warmup_steps:
+        raise InputError("train.noam_factor: the paper's schedule needs a warm-up; set train.warmup_steps to 1 or more")
+    return noam_peak(d_model, warmup_steps, recipe.train.noam_factor)
 
 
 def recipe_to_yaml(recipe: Recipe) -> str:

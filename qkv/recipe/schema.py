@@ -1,4 +1,4 @@
-"""What a recipe may say, section by section, as dataclasses; `recipe.py` reads them.
+"""What a recipe may say, section by section, as dataclasses; `qkv.recipe.parse` reads them.
 
 A recipe with `objective` pretrains on text, one with `task` fine-tunes on a task's examples, one with neither learns
 from pairs.
@@ -18,8 +18,11 @@ STRICT = {"extra": "forbid", "allow_inf_nan": False}
 
 PositiveInt = Annotated[int, Ge(1)]
 PositiveFloat = Annotated[float, Gt(0)]
+NonNegativeInt = Annotated[int, Ge(0)]
 NonNegativeFloat = Annotated[float, Ge(0)]
 Fraction = Annotated[float, Ge(0), Lt(1)]
+
+_DEFAULT_WARMUP_STEPS = 400
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +40,8 @@ class TrainConfig:
     adam_epsilon: PositiveFloat = 1e-9
     weight_decay: NonNegativeFloat = 0.0
     schedule: Literal["inverse_sqrt", "linear", "cosine", "constant"] = "inverse_sqrt"
-    warmup_steps: NonNegativeFloat = 400  # steps; under 1: a share of all of them
+    warmup_steps: NonNegativeInt | None = None  # None: by warmup_ratio, or where that is not given either, 400
+    warmup_ratio: Fraction | None = None  # instead: a share of all steps
     label_smoothing: Fraction = 0.0
     max_grad_norm: PositiveFloat | None = None  # norm of the gradient
     rdrop_alpha: NonNegativeFloat = (
@@ -61,8 +65,16 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         if (self.max_steps is None) == (self.epochs is None):
-            message = "'steps' is missing" if self.max_steps is None else "steps and epochs say the same thing twice"
-            raise ValueError(f"{message}; give steps, or epochs of a task's examples")
+            message = "'max_steps' is missing" if self.max_steps is None else "max_steps and epochs say the same thing twice"
+            raise ValueError(f"{message}; give max_steps, or epochs of a task's examples")
+        if self.warmup_steps is not None and self.warmup_ratio is not None:
+            raise ValueError("warmup_steps and warmup_ratio say the same thing twice; give one of them")
+
+    def warmup_steps_of(self, max_steps: int) -> int:
+        """Steps of the warm-up in a run of so many."""
+        if self.warmup_ratio is not None:
+            return round(self.warmup_ratio * max_steps)
+        return _DEFAULT_WARMUP_STEPS if self.warmup_steps is None else self.warmup_steps
 
 
 # ---- pairs ----------------------------------------------------------------------------------------------------------
@@ -105,13 +117,13 @@ class PairData(PairDataset):
     def __post_init__(self) -> None:
         present = [name for name in ("format", "train") if getattr(self, name) is not None]
         if self.datasets and (present or self.valid or self.test or self.prefix):
-            raise ValueError("a mix names the files and prefixes of each of its sets; leave them out beside it")
+            raise ValueError("datasets name the files and prefixes of each of their sets; leave them out beside it")
         for dataset in self.datasets or [self]:
             missing = [name for name in ("format", "train") if getattr(dataset, name) is None]
             if missing:
-                raise ValueError(f"'{missing[0]}' is missing{' from a set of the mix' if self.datasets else ''}")
+                raise ValueError(f"'{missing[0]}' is missing{' from a set of datasets' if self.datasets else ''}")
         if len(self.datasets_by_name) != max(1, len(self.datasets)):
-            raise ValueError("two sets of the mix have one name; give each a name, or another prefix")
+            raise ValueError("two sets of datasets have one name; give each a name, or another prefix")
 
     @property
     def datasets_by_name(self) -> dict[str, PairDataset]:
@@ -129,7 +141,7 @@ class SideTokenizer:
     reads (NFKC) and may not know a letter. Neither is cut at random in training.
     """
 
-    kind: Literal["character", "symbol", "bpe", "unigram"]
+    kind: Literal["character", "whitespace", "bpe", "unigram"]
     vocab_size: PositiveInt | None = None  # bpe, unigram: the vocabulary
     lowercase: bool = False
     __pydantic_config__ = STRICT
@@ -144,7 +156,7 @@ class SideTokenizers:
 
 
 # error rates of symbols; the likelihood of the references; figures of texts
-ErrorRate = Literal["per", "wer"]
+ErrorRate = Literal["token_error_rate", "sequence_error_rate"]
 TextMetric = Literal["bleu", "chrf", "chrf++", "ter", "rouge", "meteor"]
 
 
@@ -152,7 +164,9 @@ TextMetric = Literal["bleu", "chrf", "chrf++", "ter", "rouge", "meteor"]
 class Seq2SeqValidation:
     every_steps: PositiveInt = 1000
     patience: PositiveInt | None = None  # stop after so many validations without a better one
-    metric: Literal["per", "wer", "loss", "bleu", "chrf", "ter", "rouge1", "rouge2", "rougeL", "rougeLsum"] = "per"
+    metric: Literal[
+        "token_error_rate", "sequence_error_rate", "loss", "bleu", "chrf", "ter", "rouge1", "rouge2", "rougeL", "rougeLsum"
+    ] = "token_error_rate"
     max_examples: PositiveInt | None = None  # how many held-out examples are decoded; None: all
     exclude_train_sources: bool = False  # leave out those whose source stands in the training data too, with another target
     num_beams: PositiveInt = 1
@@ -175,17 +189,17 @@ class TestConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusData:
-    """Where the documents come from: files, folders, datasets:NAME, package:topics, or what `qkv data build` made."""
+    """Where the documents come from: files, folders, datasets:NAME, python:topics, or what `qkv data build` made."""
 
     train: str | list[str]
     valid: str | list[str] | None = None
     hold_out: Fraction = 0.0  # share of the training documents that is held out, where `valid` names none
-    format: Literal["lines", "blank", "whole", "jsonl", "parquet"] | None = None  # None: as the names end
+    format: Literal["line_per_document", "blank_line_separated", "file_per_document", "jsonl", "parquet"] | None = None  # None: as the names end
     text_field: str = "text"  # of jsonl, parquet and datasets
     streaming: bool = False  # read as training goes, with nothing encoded before
     # how documents become pieces: of nearly equal length, as long as may be, of whole sentences, or end to end over
     # the borders of documents; None: sentences where pairs of them are asked for, else even
-    chunking: Literal["even", "longest", "sentences", "packed"] | None = None
+    chunking: Literal["even", "greedy", "sentences", "packed"] | None = None
     max_length: PositiveInt | None = None  # tokens of a piece with its special tokens; None: all that the model takes
     __pydantic_config__ = STRICT
 
@@ -245,7 +259,7 @@ class Objective:
 
     @property
     def active(self) -> dict[str, CLMObjective | MLMObjective | DenoisingObjective | SpanCorruptionObjective]:
-        sections = {name: getattr(self, name) for name in ("causal", "masked", "denoise", "span")}
+        sections = {name: getattr(self, name) for name in ("clm", "mlm", "denoising", "span_corruption")}
         return {name: section for name, section in sections.items() if section is not None}
 
 
@@ -291,7 +305,7 @@ class TaskData:
 
 @dataclass(frozen=True, kw_only=True)
 class LoraSection:
-    """Adapters beside the body's matrices (Hu et al. 2022); see `qkv.spec.Adapters`."""
+    """Adapters beside the body's matrices (Hu et al. 2022); see `qkv.spec.LoraConfig`."""
 
     rank: PositiveInt = 8
     alpha: PositiveFloat = 16.0
@@ -306,7 +320,7 @@ class FinetuneConfig:
 
     trainable: Literal["all", "head"] | None = None  # head: the body stays as it is; None: all, unless what follows says so
     # what the head reads of a body that stays as it is: the last layer, the mean of the last four, a learned mix of all
-    feature_layers: Literal["last", "last_four", "mix"] | None = None
+    feature_layers: Literal["last", "concat_last_4", "scalar_mix"] | None = None
     lora: LoraSection | None = None  # in the body, which else stays as it is
     layerwise_lr_decay: Annotated[float, Gt(0), Le(1)] = 1.0  # the rate of a layer, as a share of that of the one above it
     class_weights: Literal["none", "balanced"] = "none"  # balanced: rare classes weigh as much as frequent ones
@@ -320,14 +334,14 @@ class FinetuneConfig:
 
     def __post_init__(self) -> None:
         if self.lora is not None and self.feature_layers is not None:
-            raise ValueError("features are those of a body without adapters; leave out one of the two")
+            raise ValueError("feature_layers are those of a body without lora; leave out one of the two")
         if self.backbone_frozen and self.trainable == "all":
-            key = "adapters" if self.lora is not None else "features"
-            raise ValueError(f"{key} go with a body that stays as it is, and parts: all trains it; leave out one")
+            key = "lora" if self.lora is not None else "feature_layers"
+            raise ValueError(f"{key} go with a body that stays as it is, and trainable: all trains it; leave out one")
         if self.lora is not None and self.trainable == "head":
-            raise ValueError("adapters are trained beside the head, and parts: head trains nothing else; leave out one")
+            raise ValueError("lora is trained beside the head, and trainable: head trains nothing else; leave out one")
         if self.backbone_frozen and self.lora is None and self.layerwise_lr_decay != 1:
-            raise ValueError("layer_decay is about layers that are trained, and here only the head is; leave it out")
+            raise ValueError("layerwise_lr_decay is about layers that are trained, and here only the head is; leave it out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -349,7 +363,7 @@ class BaseRecipe:
     """What all recipes have."""
 
     name: str
-    model: dict[str, Any]  # family, size, and any field of the family's Shape
+    model: dict[str, Any]  # family, size, and any field of the family's Config
     train: TrainConfig
     seed: Annotated[int, Ge(0), Lt(2**63)] = 1
     __pydantic_config__ = STRICT

@@ -12,7 +12,7 @@ from qkv.data.examples import ImageExample, MultipleChoiceExample, QAExample, Ta
 from qkv.data.image_processor import thumbnail_png
 from qkv.metrics.squad import answer_f1, exact_match
 
-HighlightKind = Literal["", "right", "wrong", "missed"]
+HighlightKind = Literal["", "correct", "wrong", "missed"]
 _MAX_CHARS = 1200  # characters of a text that are shown
 _CONTEXT_CHARS = 200  # characters of a context on both sides of what is marked in it
 _THUMBNAIL_SIZE = 112  # pixels of a picture that are shown at most
@@ -80,7 +80,7 @@ def make_case(scored_example: ScoredExample) -> ErrorCase:
     example = scored_example.example
     render = _RENDERERS.get(type(example), _render_default)
     return ErrorCase(
-        getattr(example, "where", ""),
+        getattr(example, "location", ""),
         _format_value(_answer_text(scored_example.prediction) if isinstance(example, QAExample) else scored_example.prediction, example),
         _format_value(_gold_value(scored_example), example),
         scored_example.confidence,
@@ -117,19 +117,19 @@ def _render_default(scored_example: ScoredExample) -> tuple[tuple[Highlight, ...
 
 
 def _render_texts(scored_example: ScoredExample) -> tuple[tuple[Highlight, ...], ...]:
-    texts = [scored_example.example.text, scored_example.example.second]
+    texts = [scored_example.example.text, scored_example.example.text_pair]
     return tuple((Highlight(_truncate(text)),) for text in texts if text is not None)
 
 
 def _render_tags(scored_example: ScoredExample) -> tuple[tuple[Highlight, ...], ...]:
     """The sentence; a word is marked where its tag is wrong, or is right and says something."""
     example, highlights, end = scored_example.example, [], 0
-    words = zip(example.words, example.starts, scored_example.prediction, scored_example.gold, strict=True)
+    words = zip(example.words, example.word_starts, scored_example.prediction, scored_example.gold, strict=True)
     for word, start, predicted_tag, gold_tag in words:
         highlights.append(Highlight(example.text[end:start]))
         end = start + len(word)
         if predicted_tag == gold_tag:
-            highlights.append(Highlight(word) if gold_tag == "O" else Highlight(word, "right", gold_tag))
+            highlights.append(Highlight(word) if gold_tag == "O" else Highlight(word, "correct", gold_tag))
         else:
             kind: HighlightKind = "missed" if predicted_tag == "O" else "wrong"
             highlights.append(Highlight(word, kind, f"{predicted_tag}, not {gold_tag}"))
@@ -157,8 +157,8 @@ def _highlight_spans(text: str, predicted_span: tuple[int, int] | None, gold_spa
     highlights = []
     for start, end in pairwise(edges):
         inside = [span is not None and span[0] <= start and end <= span[1] for span in (predicted_span, gold_span)]
-        kind: HighlightKind = "right" if all(inside) else "wrong" if inside[0] else "missed" if inside[1] else ""
-        note = {"wrong": "said", "missed": "right", "right": "said and right", "": ""}[kind]
+        kind: HighlightKind = "correct" if all(inside) else "wrong" if inside[0] else "missed" if inside[1] else ""
+        note = {"wrong": "predicted", "missed": "gold", "correct": "correct", "": ""}[kind]
         highlights.append(
             Highlight(text[start:end] if kind else _trim_context(text[start:end], start > 0, end < len(text)), kind, note)
         )
@@ -176,11 +176,11 @@ def _trim_context(text: str, keep_start: bool, keep_end: bool) -> str:
 
 def _render_choices(scored_example: ScoredExample) -> tuple[tuple[Highlight, ...], ...]:
     example = scored_example.example
-    lines: list[tuple[Highlight, ...]] = [(Highlight(_truncate(text)),) for text in (example.context, example.second) if text]
-    for number, choice in enumerate(example.options):
+    lines: list[tuple[Highlight, ...]] = [(Highlight(_truncate(text)),) for text in (example.context, example.text_pair) if text]
+    for number, choice in enumerate(example.choices):
         is_predicted, is_gold = (value in (number, choice) for value in (scored_example.prediction, scored_example.gold))
-        kind: HighlightKind = "right" if is_predicted and is_gold else "wrong" if is_predicted else "missed" if is_gold else ""
-        note = {"right": "said and right", "wrong": "said", "missed": "right", "": ""}[kind]
+        kind: HighlightKind = "correct" if is_predicted and is_gold else "wrong" if is_predicted else "missed" if is_gold else ""
+        note = {"correct": "correct", "wrong": "predicted", "missed": "gold", "": ""}[kind]
         lines.append((Highlight(f"{number + 1}. "), Highlight(_truncate(choice), kind, note)))
     return tuple(lines)
 

@@ -29,7 +29,7 @@ _STYLE = """
 body { margin: 0 auto; padding: 1.2rem 1rem 4rem; max-width: 62rem; background: var(--paper); color: var(--ink);
   font: 16px/1.5 system-ui, "Segoe UI", Roboto, "Noto Sans", "DejaVu Sans", sans-serif; overflow-wrap: anywhere; }
 h1 { font-size: 1.5rem; margin: 0; } h2 { font-size: 1.15rem; margin: 2.4rem 0 .5rem; }
-p { margin: .4rem 0; } .grey, .told { color: var(--grey); } .told { font-size: .88rem; max-width: 46rem; }
+p { margin: .4rem 0; } .grey, .caption { color: var(--grey); } .caption { font-size: .88rem; max-width: 46rem; }
 .hero { display: flex; flex-wrap: wrap; gap: .3rem 1rem; align-items: baseline; margin: 1rem 0 .4rem; }
 .hero b { font-size: 2.6rem; line-height: 1.1; font-variant-numeric: tabular-nums; }
 .wide + .wide { margin-top: 1rem; } .tall { max-height: 34rem; overflow-y: auto; }
@@ -51,17 +51,17 @@ svg { display: block; font-size: 11px; } svg text { fill: var(--ink); dominant-b
 .empty { fill: var(--card); } .hit { fill: var(--blue); } .miss { fill: var(--red); }
 .grid { stroke: var(--line); } .span { stroke: var(--blue); stroke-width: 5; stroke-linecap: round; opacity: .5; }
 .value, .point { fill: var(--blue); } .curve { fill: none; stroke: var(--blue); stroke-width: 2; }
-.kept { fill: var(--paper); stroke: var(--green); stroke-width: 2.5; }
+.best { fill: var(--paper); stroke: var(--green); stroke-width: 2.5; }
 .charts { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 20rem), 1fr)); }
 .charts figure { margin: 0; } .charts svg { width: 100%; height: auto; } figcaption { font-size: .88rem; }
 .case { background: var(--card); border-radius: .5rem; padding: .6rem .8rem; margin: .6rem 0; }
-.case p { margin: .15rem 0; white-space: pre-wrap; } .case .told { white-space: normal; }
+.case p { margin: .15rem 0; white-space: pre-wrap; } .case .caption { white-space: normal; }
 .case img { float: left; width: 5rem; margin-right: .8rem; border-radius: .3rem; image-rendering: pixelated; }
 .case:has(img) { display: flow-root; }
 .verdict { display: flex; flex-wrap: wrap; gap: .1rem .8rem; align-items: baseline; font-size: .92rem; }
-.verdict .sure { margin-left: auto; } .is-wrong { color: var(--red); } .is-right { color: var(--green); }
+.verdict .confidence { margin-left: auto; } .is-wrong { color: var(--red); } .is-gold { color: var(--green); }
 mark { color: inherit; background: none; border-bottom: 3px solid; padding: 0 .05em; }
-mark.right { border-color: var(--green); } mark.wrong { border-color: var(--red); }
+mark.correct { border-color: var(--green); } mark.wrong { border-color: var(--red); }
 mark.missed { border-color: var(--amber); border-bottom-style: dashed; }
 mark small { color: var(--grey); margin-left: .25em; }
 pre { background: var(--card); border-radius: .5rem; padding: .8rem; overflow-x: auto; font-size: .82rem; }
@@ -114,7 +114,7 @@ def _render_header(report: Report) -> str:
         lines.append("</div>")
     if report.num_unlabeled:
         lines.append(f"<p>{report.num_unlabeled:,} further examples have no label and were predicted only.</p>")
-    return "\n".join([*lines, *(f'<p class="told">{escape(note)}</p>' for note in report.notes)])
+    return "\n".join([*lines, *(f'<p class="caption">{escape(note)}</p>' for note in report.notes)])
 
 
 def _format_interval(estimate: MetricEstimate) -> str:
@@ -126,11 +126,11 @@ def _render_metrics(report: Report) -> str:
         return ""
     headline_names = headline_metrics(list(report.metrics))
     remaining_names = [name for name in report.metrics if name not in headline_names]
-    sections = [f"<h2>Figures</h2>\n{_metric_table(report, headline_names)}"]
+    sections = [f"<h2>Metrics</h2>\n{_metric_table(report, headline_names)}"]
     if remaining_names:
         sections.append(f"<details><summary>{len(remaining_names)} more</summary>{_metric_table(report, remaining_names)}</details>")
     if report.resamples:
-        sections.append(f'<p class="told">Intervals hold 95 % of {report.resamples:,} resamples of the examples.</p>')
+        sections.append(f'<p class="caption">Intervals hold 95 % of {report.resamples:,} resamples of the examples.</p>')
     return "\n".join(sections)
 
 
@@ -142,7 +142,7 @@ def _metric_table(report: Report, names: Sequence[str]) -> str:
         if report.resamples:
             cells += f'<td class="number">{_format_interval(estimate)}</td><td class="scale">{interval_svg(estimate)}</td>'
         rows.append(f"<tr>{cells}</tr>")
-    head = '<th>figure</th><th class="number">value</th>'
+    head = '<th>metric</th><th class="number">value</th>'
     head += '<th class="number">95 % interval</th><th class="scale"></th>' if report.resamples else ""
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
 
@@ -154,7 +154,7 @@ def _render_confusion(report: Report) -> str:
     matrix = report.confusion_matrix if is_small else report.confusion_matrix.most_confused(_MAX_MATRIX_LABELS)
     caption = "True labels down, predicted ones across; colour is the share of the true label."
     if not matrix.labels:
-        return f'<h2>Confusions</h2>\n<p class="told">None: all {len(report.confusion_matrix.labels)} classes are right.</p>'
+        return f'<h2>Confusions</h2>\n<p class="caption">None: all {len(report.confusion_matrix.labels)} classes are right.</p>'
     if len(matrix.labels) < len(report.confusion_matrix.labels):
         caption += f" {len(matrix.labels)} of the {len(report.confusion_matrix.labels)} classes: those with most mistakes."
     mistakes = report.confusion_matrix.mistakes()
@@ -162,13 +162,13 @@ def _render_confusion(report: Report) -> str:
     for gold, predicted, count in mistakes[:_MAX_CONFUSIONS]:
         names = f'<td class="name">{escape(gold)}</td><td class="name">{escape(predicted)}</td>'
         rows.append(f'<tr>{names}<td class="number">{count:,}</td></tr>')
-    head = '<tr><th>right</th><th>was taken for</th><th class="number">times</th></tr>'
+    head = '<tr><th>gold</th><th>predicted</th><th class="number">times</th></tr>'
     mistake_table = f'<div class="wide"><table><thead>{head}</thead><tbody>{"".join(rows)}</tbody></table></div>'
     if len(mistakes) > _MAX_CONFUSIONS:
-        mistake_table += f'<p class="told">The {_MAX_CONFUSIONS} most frequent of {len(mistakes):,} kinds of mistake.</p>'
+        mistake_table += f'<p class="caption">The {_MAX_CONFUSIONS} most frequent of {len(mistakes):,} kinds of mistake.</p>'
     if is_small and len(report.confusion_matrix.labels) == 2:  # the table of two says it all
         mistake_table = ""
-    return f'<h2>Confusions</h2>\n<p class="told">{caption}</p>\n<div class="wide">{confusion_svg(matrix)}</div>\n{mistake_table}'
+    return f'<h2>Confusions</h2>\n<p class="caption">{caption}</p>\n<div class="wide">{confusion_svg(matrix)}</div>\n{mistake_table}'
 
 
 def _render_classes(report: Report) -> str:
@@ -181,7 +181,7 @@ def _render_classes(report: Report) -> str:
     table = f'<table><thead><tr>{head}<th class="bars"></th></tr></thead><tbody>{"".join(rows)}</tbody></table>'
     caption = "Lowest F1 first; a column's name sorts by it. Support: how many examples are of the class."
     tall = " tall" if len(rows) > _MAX_UNSCROLLED_ROWS else ""
-    return f'<h2>Classes</h2>\n<p class="told">{caption}</p>\n<div class="wide{tall}">{table}</div>'
+    return f'<h2>Classes</h2>\n<p class="caption">{caption}</p>\n<div class="wide{tall}">{table}</div>'
 
 
 def _class_row(label: str, values: Scores) -> str:
@@ -198,29 +198,29 @@ def _render_worst_examples(report: Report) -> str:
     if not report.num_examples:
         return ""
     if not report.worst_examples:
-        return '<h2>Worst examples</h2>\n<p class="told">None: all are right.</p>'
+        return '<h2>Worst examples</h2>\n<p class="caption">None: all are right.</p>'
     is_subset = len(report.worst_examples) < report.num_wrong
     caption = f"{report.num_wrong:,} of {report.num_examples:,} examples are not wholly right"
     caption += f"; {len(report.worst_examples)} of them, the surest first." if is_subset else ", the surest first."
     if any(highlight.kind for error_case in report.worst_examples for line in error_case.lines for highlight in line):
-        legend = [("right", "right"), ("wrong", "said wrongly"), ("missed", "missed")]
+        legend = [("correct", "correct"), ("wrong", "predicted wrongly"), ("missed", "missed")]
         caption += " Underlined: " + ", ".join(f'<mark class="{kind}">{name}</mark>' for kind, name in legend) + "."
     cases = [_render_case(error_case) for error_case in report.worst_examples]
     more = ""
     if len(cases) > _MAX_OPEN_CASES:
         hidden = "".join(cases[_MAX_OPEN_CASES:])
         more = f"<details><summary>{len(cases) - _MAX_OPEN_CASES} more</summary>{hidden}</details>"
-    return f'<h2>Worst examples</h2>\n<p class="told">{caption}</p>\n{"".join(cases[:_MAX_OPEN_CASES])}\n{more}'
+    return f'<h2>Worst examples</h2>\n<p class="caption">{caption}</p>\n{"".join(cases[:_MAX_OPEN_CASES])}\n{more}'
 
 
 def _render_case(error_case: ErrorCase) -> str:
     verdict = ""
     if error_case.predicted or error_case.gold:
-        verdict = f'<span>said <b class="is-wrong">{escape(error_case.predicted)}</b></span>'
-        verdict += f'<span>right <b class="is-right">{escape(error_case.gold)}</b></span>'
-    confidence = f'<span class="sure">{error_case.confidence:.1%} sure</span>' if error_case.confidence is not None else ""
+        verdict = f'<span>predicted <b class="is-wrong">{escape(error_case.predicted)}</b></span>'
+        verdict += f'<span>gold <b class="is-gold">{escape(error_case.gold)}</b></span>'
+    confidence = f'<span class="confidence">{error_case.confidence:.1%} sure</span>' if error_case.confidence is not None else ""
     lines = "".join(f"<p>{''.join(map(_render_highlight, line))}</p>" for line in error_case.lines)
-    location = f'<p class="told">{escape(error_case.location)}</p>' if error_case.location else ""
+    location = f'<p class="caption">{escape(error_case.location)}</p>' if error_case.location else ""
     image = f'<img src="{escape(error_case.image)}" alt="{escape(error_case.location)}">' if error_case.image else ""
     return f'<div class="case">{image}<div class="verdict">{verdict}{confidence}</div>{lines}{location}</div>'
 

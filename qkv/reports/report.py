@@ -1,6 +1,6 @@
 """All that is known about a model on a task's examples: figures with intervals, classes, confusions, worst examples.
 
-`report` makes it of examples with what a model says of them; `as_json` gives it to programs, `qkv.reports.html` to
+`build_report` makes it of examples with what a model says of them; `to_dict` gives it to programs, `qkv.reports.html` to
 people.
 """
 
@@ -116,8 +116,8 @@ def build_report(
         for name, value in metric.compute(stats).items():
             ci_low, ci_high = (intervals[name].low, intervals[name].high) if name in intervals else (None, None)
             estimates[name] = MetricEstimate(value, ci_low, ci_high, metric.decimals)
-        if not classes and hasattr(metric, "by_label"):
-            classes = {str(label): values for label, values in metric.by_label(stats).items()}
+        if not classes and hasattr(metric, "per_class"):
+            classes = {str(label): values for label, values in metric.per_class(stats).items()}
     if primary_metric not in estimates:
         raise InputError(f"{task} has no figure '{primary_metric}'; {did_you_mean(primary_metric, estimates)}")
     errors = sorted(((error_size(scored_example), scored_example) for scored_example in scored_examples), key=_worst_first)
@@ -196,7 +196,7 @@ def strip_label(example: Any) -> Any:
         return replace(example, tags=None)
     if isinstance(example, QAExample):
         return replace(example, answers=(), answerable=None)
-    return replace(example, right=None) if isinstance(example, MultipleChoiceExample) else example
+    return replace(example, label=None) if isinstance(example, MultipleChoiceExample) else example
 
 
 def read_learning_curves(log_path: Path, metric: str) -> dict[str, Curve]:
@@ -227,14 +227,14 @@ def _parse_record(line: str) -> dict[str, Any]:
 def to_dict(report: Report) -> dict[str, Any]:
     """All of it, for programs; what is not a number is null there."""
     fields = asdict(report)
-    fields["figures"] = {
-        name: {"value": estimate.value, "low": estimate.ci_low, "high": estimate.ci_high} for name, estimate in report.metrics.items()
+    fields["metrics"] = {
+        name: {"value": estimate.value, "ci_low": estimate.ci_low, "ci_high": estimate.ci_high} for name, estimate in report.metrics.items()
     }
-    for entry in fields["worst"]:
-        del entry["picture"]  # `where` names it
+    for entry in fields["worst_examples"]:
+        del entry["image"]  # `location` names it
     if report.confusion_matrix is not None:
         mistakes = report.confusion_matrix.mistakes()
-        fields["confusions"] = [dict(zip(("right", "predicted", "count"), entry, strict=True)) for entry in mistakes]
+        fields["confusions"] = [dict(zip(("gold", "predicted", "count"), entry, strict=True)) for entry in mistakes]
     cleaned: dict[str, Any] = _replace_non_finite(fields)
     return cleaned
 

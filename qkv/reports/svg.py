@@ -65,7 +65,7 @@ def _format_count(count: int) -> str:
 
 
 def curve_svg(curve: Curve, name: str, best_step: int | None = None) -> str:
-    """A curve over steps; `best` marks the step whose weights were kept."""
+    """A curve over steps; `best_step` marks the step whose weights were kept."""
     visible_points = _downsample(curve)
     steps, values = [step for step, _ in visible_points], [value for _, value in visible_points]
     low, high, ticks = _axis_scale(min(values), max(values))
@@ -89,8 +89,8 @@ def curve_svg(curve: Curve, name: str, best_step: int | None = None) -> str:
     for step, value in visible_points if len(visible_points) <= 40 else []:
         x, y = to_xy(step, value)
         is_best = step == best_step
-        tooltip = f"step {step:,}: {value:.4g}{' (kept)' if is_best else ''}"
-        ring = ' class="kept" r="5.5"' if is_best else ' class="point" r="2.6"'
+        tooltip = f"step {step:,}: {value:.4g}{' (best)' if is_best else ''}"
+        ring = ' class="best" r="5.5"' if is_best else ' class="point" r="2.6"'
         elements.append(f'<circle cx="{x:.1f}" cy="{y:.1f}"{ring}><title>{tooltip}</title></circle>')
     return "".join([*elements, "</svg>"])
 

@@ -1,4 +1,6 @@
-"""What a task is. `find` gives one by its name; adding one touches its own file and the table below."""
+"""What a task is. `get_task` gives one by its name; adding one touches its own file and the table in
+`qkv.recipe.task_names`.
+"""
 
 from __future__ import annotations
 
@@ -17,26 +19,18 @@ from qkv.checkpoints.model_folder import AnyModel
 from qkv.data.batching import evaluation_batches
 from qkv.data.examples import ImageExample
 from qkv.data.image_processor import ImageProcessor
-from qkv.errors import InputError, did_you_mean
+from qkv.errors import InputError
 from qkv.generation.generate import eval_mode
-from qkv.generation.inputs import max_input_length
+from qkv.checkpoints.inputs import max_input_length
 from qkv.metrics.metric import Metric
 from qkv.nn import Ragged
 from qkv.objectives.classification import Inputs, head_logits, pack_sequences
 from qkv.objectives.loss import LossSum, to_device
+from qkv.recipe.task_names import resolve_task_name
 from qkv.tokenization.backend import Encoding
 from qkv.tokenization.tokenizer import Tokenizer
 
-ExampleT = TypeVar("Example")
-TASKS = {
-    "classify": "one of several labels for a text or two",
-    "rate": "a number for a text or two",
-    "label": "any number of labels for a text",
-    "tag": "a tag for each word",
-    "answer": "the stretch of a text that answers a question",
-    "choose": "one of several options",
-    "picture": "one of several labels for a picture",
-}
+ExampleT = TypeVar("ExampleT")
 
 
 @dataclass(frozen=True)
@@ -71,7 +65,7 @@ class Features:
 class Task(Protocol, Generic[ExampleT]):
     """One task with its settings.
 
-    It may have a method `found_out(examples)` besides: settings that nobody gave and that the training examples tell.
+    It may have a method `infer_settings(examples)` besides: settings that nobody gave and that the training examples tell.
     """
 
     name: str
@@ -88,7 +82,7 @@ class Task(Protocol, Generic[ExampleT]):
         ...
 
     def featurize(self, examples: Sequence[ExampleT], processor: Any, labels: Sequence[str], max_length: int) -> list[Features]:
-        """Each example as one or several things that a model of this length takes; for `reader` see `reader_of`."""
+        """Each example as one or several things that a model of this length takes; for `processor` see `input_processor`."""
         ...
 
     def collate(self, features: Sequence[Features], use_token_types: bool) -> Inputs: ...
@@ -109,10 +103,8 @@ class Task(Protocol, Generic[ExampleT]):
 
 
 def get_task(name: str, **settings: Any) -> Task[Any]:
-    """A task by its name."""
-    if name not in TASKS:
-        raise InputError(f"task: there is no '{name}'; {did_you_mean(name, TASKS)}")
-    make: Callable[..., Task[Any]] = importlib.import_module(f"qkv.tasks.{name}").make
+    """A task by its name or an alias of it."""
+    make: Callable[..., Task[Any]] = importlib.import_module(f"qkv.tasks.{resolve_task_name(name)}").make
     return make(**settings)
 
 
@@ -133,7 +125,7 @@ def check_example_type(name: str, examples: Sequence[Any], *example_types: type)
 
 def location_range(examples: Sequence[Any]) -> str:
     """From where to where examples stand, for what is the fault of all and of none alone."""
-    return f"{examples[0].where} to {examples[-1].where}"
+    return f"{examples[0].location} to {examples[-1].location}"
 
 
 def apply_head_overrides(task: Task[Any], model: AnyModel) -> None:
@@ -177,9 +169,9 @@ def predict_logits(
         for indices in evaluation_batches([feature.length for feature in features], max_tokens):  # type: ignore[arg-type]
             batch = [features[index] for index in indices]
             logits = head_logits(model, to_device(task.collate(batch, has_token_types(model.spec)), model.device))
-            logit_counts = [feature.rows(head.is_token_level) for feature in batch]
+            logit_counts = [feature.num_logits(head.is_token_level) for feature in batch]
             for feature, feature_logits in zip(batch, torch.split(logits.float().cpu(), logit_counts), strict=True):
-                outputs_per_example[feature.example].append((feature, feature_logits))
+                outputs_per_example[feature.example_index].append((feature, feature_logits))
     return outputs_per_example
 
 
@@ -199,7 +191,7 @@ def check_modality(task: Task[Any], s: spec.Model) -> None:
     """A model reads text, or looks at pictures."""
     is_image_model = isinstance(s.source_embedding, spec.PatchEmbedding)
     if is_image_model != (task.example_type is ImageExample):
-        modality, other_task = ("looks at pictures", "picture") if is_image_model else ("reads text", "classify")
+        modality, other_task = ("looks at pictures", "image_classification") if is_image_model else ("reads text", "text_classification")
         raise InputError(f"task {task.name}: this {s.family} {modality}; take another model, or the task {other_task}")
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 DEFAULTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "glue:CoLA": ("classify", {"metric": "matthews"}),
-    "glue:MRPC": ("classify", {"positive": "equivalent", "metric": "f1"}),
-    "glue:QQP": ("classify", {"positive": "duplicate", "metric": "f1"}),
-    "glue:STS-B": ("rate", {}),
-    "superglue:CB": ("classify", {"metric": "f1_macro"}),
-    "superglue:AX-b": ("classify", {"metric": "matthews"}),
-    "superglue:MultiRC": ("classify", {"positive": "true", "metric": "f1"}),
-    "superglue:WiC": ("classify", {"mark": True}),
-    "superglue:WSC": ("classify", {"mark": True}),
+    "glue:CoLA": ("text_classification", {"metric": "matthews_correlation"}),
+    "glue:MRPC": ("text_classification", {"positive_label": "equivalent", "metric": "f1"}),
+    "glue:QQP": ("text_classification", {"positive_label": "duplicate", "metric": "f1"}),
+    "glue:STS-B": ("regression", {}),
+    "superglue:CB": ("text_classification", {"metric": "f1_macro"}),
+    "superglue:AX-b": ("text_classification", {"metric": "matthews_correlation"}),
+    "superglue:MultiRC": ("text_classification", {"positive_label": "true", "metric": "f1"}),
+    "superglue:WiC": ("text_classification", {"mark_spans": True}),
+    "superglue:WSC": ("text_classification", {"mark_spans": True}),
 }
 
 

@@ -46,7 +46,7 @@ class ImageClassification(SingleLabel):
     max_shift: int = 0
     random_erasing: float = 0.0
 
-    name = "picture"
+    name = "image_classification"
     example_type = ImageExample
 
     def __post_init__(self) -> None:
@@ -59,14 +59,14 @@ class ImageClassification(SingleLabel):
     def make_image_processor(self, s: spec.PatchEmbedding, loaded_processor: ImageProcessor | None) -> ImageProcessor:
         """How a model's pictures are prepared: as it came with it, or to its size and channels."""
         if self.max_shift >= s.image_size:
-            raise InputError(f"task.shift: {self.max_shift} pixels move a picture of {s.image_size} out of sight; give fewer")
+            raise InputError(f"task.max_shift: {self.max_shift} pixels move a picture of {s.image_size} out of sight; give fewer")
         half = (0.5,) * s.num_channels
         processor = loaded_processor or ImageProcessor(convert_rgb=s.num_channels == 3, size=(s.image_size, s.image_size), mean=half, std=half)
-        settings = {"mean": self.mean, "deviation": self.std}
+        settings = {"mean": self.mean, "std": self.std}
         overrides: dict[str, Any] = {key: _per_channel(key, value, s.num_channels) for key, value in settings.items() if value is not None}
-        processor = replace(processor, written=None, **overrides) if overrides else processor
+        processor = replace(processor, raw_config=None, **overrides) if overrides else processor
         if (processor.mean is None) != (processor.std is None):
-            raise InputError("task.mean and task.deviation: this model has neither of its own; give both")
+            raise InputError("task.mean and task.std: this model has neither of its own; give both")
         return processor
 
     def featurize(self, examples: Sequence[ImageExample], image_processor: ImageProcessor, labels: Sequence[str], max_length: int) -> list[Features]:
@@ -80,9 +80,9 @@ class ImageClassification(SingleLabel):
 
     def augment_and_collate(self, features: Sequence[Features], rng: CounterRNG) -> Inputs:
         """The same for training: as the settings say, at random."""
-        image_processor = features[0].metadata.images
+        image_processor = features[0].metadata.image_processor
         mean = image_processor.mean or (0.0,)
-        factor = 1.0 if image_processor.factor is None else image_processor.factor
+        factor = 1.0 if image_processor.rescale_factor is None else image_processor.rescale_factor
         fill = np.array([round(channel_mean / factor) for channel_mean in mean]).clip(0, 255).astype(np.uint8)
         example_indices = np.array([feature.example_index for feature in features], dtype=np.int64)
         return self._make_inputs(features, self.augmentation(_load_pixels(features), rng, example_indices, fill))
@@ -90,16 +90,16 @@ class ImageClassification(SingleLabel):
     def _make_inputs(self, features: Sequence[Features], pixels: Pixels) -> Inputs:
         # the layout of the tokens that the pictures become goes with them, so that it is ready on the device
         layout = BatchLayout([features[0].length] * len(features))
-        source = Ragged(features[0].metadata.images.scaled(pixels), layout)  # [B, C, H, W]
+        source = Ragged(features[0].metadata.image_processor.normalize(pixels), layout)  # [B, C, H, W]
         return Inputs(source, None, None, label_tensor(features))
 
 
 def _load_pixels(features: Sequence[Features]) -> Pixels:
     """Pictures in the model's size and colours.  # [B, H, W, C]"""
-    image_processor, image_list = features[0].metadata.images, [item.metadata.example.picture for item in features]
-    if image_processor.fits(image_list[0]) and len({getattr(item, "shape", None) for item in image_list}) == 1:
+    image_processor, image_list = features[0].metadata.image_processor, [item.metadata.example.image for item in features]
+    if image_processor.is_preprocessed(image_list[0]) and len({getattr(item, "shape", None) for item in image_list}) == 1:
         return np.stack(image_list).reshape(len(image_list), *image_list[0].shape[:2], -1)
-    pixel_arrays = [image_processor.pixels(item) for item in image_list]
+    pixel_arrays = [image_processor.to_pixels(item) for item in image_list]
     check_same_shape(pixel_arrays)
     return np.stack(pixel_arrays)
 
@@ -107,8 +107,8 @@ def _load_pixels(features: Sequence[Features]) -> Pixels:
 def _per_channel(field: str, value: Any, channels: int) -> tuple[float, ...]:
     numbers = list(value) if isinstance(value, list | tuple) else [value] * channels
     is_valid = all(isinstance(number, int | float) and not isinstance(number, bool) for number in numbers)
-    if not is_valid or len(numbers) != channels or (field == "deviation" and min(numbers) <= 0):
-        hint = ", each above 0" if field == "deviation" else ""
+    if not is_valid or len(numbers) != channels or (field == "std" and min(numbers) <= 0):
+        hint = ", each above 0" if field == "std" else ""
         raise InputError(f"task.{field}: {value!r} is not a number, or {channels} of them, one a channel{hint}")
     return tuple(float(number) for number in numbers)
 

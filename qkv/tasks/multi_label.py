@@ -32,9 +32,9 @@ class MultiLabel(text_inputs.TextInputSettings):
     metric: str = "f1_micro"  # or f1_macro, or accuracy: the share of texts with exactly the right labels
     threshold: float = 0.5  # the probability from which on a label counts
 
-    name = "label"
+    name = "multi_label"
     head_kind = "sequence"
-    head_overrides: ClassVar[dict[str, Any]] = {"several": True}
+    head_overrides: ClassVar[dict[str, Any]] = {"multi_label": True}
     example_type = TextExample
 
     def __post_init__(self) -> None:
@@ -51,7 +51,7 @@ class MultiLabel(text_inputs.TextInputSettings):
             raise InputError(f"{location_range(examples)}: no example has a label; is it the right column?")
         unsplit_examples = [example for example in examples if isinstance(example.label, str) and not {",", ";", "|"}.isdisjoint(example.label)]
         if unsplit_examples and not any(isinstance(example.label, tuple) for example in examples):
-            message = f"'{unsplit_examples[0].label}' would be one label; say what stands between two, as in --column separator=,"
+            message = f"'{unsplit_examples[0].label}' would be one label; say what stands between two, as in --reader-option label_separator=,"
             raise InputError(f"{unsplit_examples[0].location}: {message}")
         return tuple(labels)
 
@@ -94,7 +94,7 @@ class MultiLabel(text_inputs.TextInputSettings):
 def _example_labels(example: TextExample) -> frozenset[str]:
     """An example's labels; one alone is a set of one."""
     if isinstance(example.label, float):
-        raise InputError(f"{example.location}: the label {example.label} is a number; for numbers there is the task rate")
+        raise InputError(f"{example.location}: the label {example.label} is a number; for numbers there is the task regression")
     return frozenset((example.label,) if isinstance(example.label, str) else example.label or ())
 
 

@@ -32,7 +32,7 @@ class MultipleChoice:
     on_too_long: text_inputs.OnTooLong = "truncate"
     metric: str = "accuracy"
 
-    name = "choose"
+    name = "multiple_choice"
     head_kind = "choice"
     head_overrides: ClassVar[dict[str, Any]] = {}
     example_type = MultipleChoiceExample
@@ -60,7 +60,7 @@ class MultipleChoice:
             fitted_encodings = [text_inputs.fit_length(encoding, max_length, self.on_too_long, example.location) for encoding in encodings]
             label_ids = () if example.label is None else (float(example.label),)
             truncated = any(truncated for _, truncated in fitted_encodings)
-            features.append(Features.from_encodings(example_index, [encoding for encoding, _ in fitted_encodings], label_ids, cut=truncated))
+            features.append(Features.from_encodings(example_index, [encoding for encoding, _ in fitted_encodings], label_ids, truncated=truncated))
         return features
 
     def collate(self, features: Sequence[Features], use_token_types: bool) -> Inputs:

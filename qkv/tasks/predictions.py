@@ -1,6 +1,6 @@
 """What a model says of an example, for people and programs: the prediction with probabilities and places in the text.
 
-A task's `read` gives what its metrics take. Here stands what else its logits say; they are those that `read` has seen.
+A task's `postprocess` gives what its metrics take. Here stands what else its logits say; they are those that `postprocess` has seen.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class TaskPrediction:
 
 
 def predict_detailed(task: Task[Any], bundle: ModelBundle, examples: Sequence[Any], *, n_best: int = 1, max_tokens: int = 16384) -> list[TaskPrediction]:
-    """What a model says of each example, in their order; `best` is how much of what else it might be is told."""
+    """What a model says of each example, in their order; `n_best` is how much of what else it might be is told."""
     outputs_per_example = predict_logits(task, bundle, examples, max_tokens)
     head = bundle.model.spec.head
     assert head is not None  # or there would be no logits
@@ -71,44 +71,44 @@ def predict_detailed(task: Task[Any], bundle: ModelBundle, examples: Sequence[An
 
 def apply_null_threshold(task: Task[Any], predictions: Sequence[TaskPrediction], golds: Sequence[Any]) -> list[TaskPrediction]:
     """As the task's metrics take it: where some questions have no answer, a model may say that there is none."""
-    if task.name != "answer" or all(golds) or getattr(task, "threshold", None) is not None:
+    if task.name != "question_answering" or all(golds) or getattr(task, "null_score_diff_threshold", None) is not None:
         return list(predictions)
-    return [replace(_format_qa_prediction(replace(prediction.prediction, threshold=0.0), 1), cut=prediction.truncated) for prediction in predictions]
+    return [replace(_format_qa_prediction(replace(prediction.prediction, null_score_diff_threshold=0.0), 1), truncated=prediction.truncated) for prediction in predictions]
 
 
 def parse_example(task: Task[Any], line: str, location: str) -> Any:
     """A line of text as the task takes it: texts that belong together have a tab between them, a picture is a file."""
-    text_pairs = getattr(task, "pairs", None)
-    texts = [line] if task.name in ("tag", "picture") or text_pairs is False else line.split("\t")
+    text_pairs = getattr(task, "text_pairs", None)
+    texts = [line] if task.name in ("token_classification", "image_classification") or text_pairs is False else line.split("\t")
     if not all(text.strip() for text in texts):
         raise InputError(f"{location}: is empty; give some text")
-    if task.name == "picture":
+    if task.name == "image_classification":
         return ImageExample(Path(line), location)
-    if task.name in ("classify", "rate", "label"):
+    if task.name in ("text_classification", "regression", "multi_label"):
         if text_pairs and len(texts) == 1:
             raise InputError(f"{location}: this model takes two texts, with a tab between them")
         if len(texts) > 2:
             raise InputError(f"{location}: this model takes one text or two, not {len(texts)}")
         return TextExample(texts[0], location, texts[1] if len(texts) == 2 else None)
-    if task.name == "tag":
+    if task.name == "token_classification":
         return TaggedExample(line, *split_words(line), None, location)
-    expected = {"answer": "a question and a text", "choose": "a text and its choices"}[task.name]
-    if len(texts) < 2 or (task.name == "answer" and len(texts) > 2):
+    expected = {"question_answering": "a question and a text", "multiple_choice": "a text and its choices"}[task.name]
+    if len(texts) < 2 or (task.name == "question_answering" and len(texts) > 2):
         raise InputError(f"{location}: this model takes {expected}, with a tab between them")
-    if task.name == "answer":
+    if task.name == "question_answering":
         return QAExample("", texts[0], texts[1], (), location, answerable=None)
     return MultipleChoiceExample(texts[0], tuple(texts[1:]), None, location)
 
 
 def format_example(example: Any) -> str:
-    """An example as a line of text; the inverse of `example_of`."""
+    """An example as a line of text; the inverse of `parse_example`."""
     if isinstance(example, QAExample):
         return f"{example.question}\t{example.context}"
     if isinstance(example, MultipleChoiceExample):
         return "\t".join([example.context, *([example.text_pair] if example.text_pair else []), *example.choices])
     if isinstance(example, ImageExample):
         return str(example.image) if isinstance(example.image, Path) else example.location
-    text_pair = getattr(example, "second", None)
+    text_pair = getattr(example, "text_pair", None)
     return str(example.text) if text_pair is None else f"{example.text}\t{text_pair}"
 
 
@@ -178,7 +178,7 @@ def _format_tags(
     word_probs = _word_probs(outputs, len(sentence.words))
     spans = [(start, start + len(word)) for start, word in zip(sentence.word_starts, sentence.words, strict=True)]
     words = [
-        {"text": word, "tag": tag, "begin": char_start, "end": char_end, "probability": prob}
+        {"text": word, "tag": tag, "start": char_start, "end": char_end, "probability": prob}
         for word, tag, (char_start, char_end), prob in zip(sentence.words, prediction, spans, word_probs, strict=True)
     ]
     fields: dict[str, Any] = {}
@@ -188,7 +188,7 @@ def _format_tags(
             {
                 "text": sentence.text[spans[entity.start][0] : spans[entity.end - 1][1]],
                 "type": entity.type,
-                "begin": spans[entity.start][0],
+                "start": spans[entity.start][0],
                 "end": spans[entity.end - 1][1],
                 "probability": math.prod(word_probs[entity.start : entity.end]),
             }
@@ -206,7 +206,7 @@ def _word_probs(outputs: FeatureOutputs, num_words: int) -> list[float]:
     prob_of_word: dict[int, float] = {}
     for feature, logits in outputs:
         probs = torch.softmax(logits, -1).amax(-1).tolist() if len(logits) else []
-        for word, prob in zip(feature.metadata.words, probs, strict=True):
+        for word, prob in zip(feature.metadata.logit_word_ids, probs, strict=True):
             prob_of_word.setdefault(word, prob)
     return [prob_of_word.get(word, 1.0) for word in range(num_words)]
 
@@ -235,7 +235,7 @@ def _format_answer(
     prediction: QAPrediction,
     n_best: int,
 ) -> TaskPrediction:
-    return replace(_format_qa_prediction(prediction, n_best), cut=_is_truncated(outputs))
+    return replace(_format_qa_prediction(prediction, n_best), truncated=_is_truncated(outputs))
 
 
 def _format_qa_prediction(prediction: QAPrediction, n_best: int) -> TaskPrediction:
@@ -245,12 +245,12 @@ def _format_qa_prediction(prediction: QAPrediction, n_best: int) -> TaskPredicti
     null_score = prediction.null_score_diff + span_scores[0] if span_scores else 0.0
     probs = torch.softmax(torch.tensor([*span_scores, *([null_score] if allow_no_answer else [])]), 0).tolist()
     answers: list[dict[str, Any]] = [
-        {"answer": answer.text, "begin": answer.start, "end": answer.end, "probability": prob}
+        {"answer": answer.text, "start": answer.start, "end": answer.end, "probability": prob}
         for answer, prob in zip(prediction.n_best, probs, strict=False)
     ]
     has_answer = bool(prediction.text)
-    fields = dict(answers[0]) if has_answer else {"answer": "", "begin": None, "end": None, "probability": probs[-1]}
-    fields["no_answer"] = prediction.null_score_diff if span_scores else None
+    fields = dict(answers[0]) if has_answer else {"answer": "", "start": None, "end": None, "probability": probs[-1]}
+    fields["null_score_diff"] = prediction.null_score_diff if span_scores else None
     if n_best > 1:
         fields["answers"] = answers[:n_best]
     ranked = [(str(answer["answer"]), float(answer["probability"])) for answer in answers]
@@ -268,11 +268,11 @@ def _is_truncated(outputs: FeatureOutputs) -> bool:
 
 
 _FORMATTERS: dict[str, Callable[[Task[Any], FeatureOutputs, Any, Sequence[str], Any, int], TaskPrediction]] = {
-    "classify": _format_label,
-    "rate": _format_number,
-    "label": _format_multi_label,
-    "tag": _format_tags,
-    "choose": _format_choice,
-    "answer": _format_answer,
-    "picture": _format_label,
+    "text_classification": _format_label,
+    "regression": _format_number,
+    "multi_label": _format_multi_label,
+    "token_classification": _format_tags,
+    "multiple_choice": _format_choice,
+    "question_answering": _format_answer,
+    "image_classification": _format_label,
 }

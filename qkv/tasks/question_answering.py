@@ -19,7 +19,7 @@ from torch import Tensor
 
 from qkv.data.examples import Answer, QAExample, check_span
 from qkv.errors import InputError
-from qkv.generation.inputs import select_tokens
+from qkv.checkpoints.inputs import select_tokens
 from qkv.metrics.metric import Metric, Stats
 from qkv.metrics.squad import Squad, best_threshold
 from qkv.objectives import classification
@@ -73,7 +73,7 @@ class WindowOffsets(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class QuestionAnswering:
-    """See `qkv.tasks.base.Task`. A prediction is an `Answered`."""
+    """See `qkv.tasks.base.Task`. A prediction is a `QAPrediction`."""
 
     doc_stride: int = 128  # tokens from one window to the next; at most half a window
     max_answer_length: int = 30  # tokens of an answer
@@ -81,15 +81,15 @@ class QuestionAnswering:
     # how much higher "no answer" has to score than the best stretch; None: 0 where questions without answer are learned
     # from or scored, else there always is one
     null_score_diff_threshold: float | None = None
-    metric: str = "f1"  # or exact; both out of 100
+    metric: str = "f1"  # or exact_match; both out of 100
 
-    name = "answer"
+    name = "question_answering"
     head_kind = "span"
     head_overrides: ClassVar[dict[str, Any]] = {}
     example_type = QAExample
 
     def __post_init__(self) -> None:
-        for key in ("stride", "longest", "best"):
+        for key in ("doc_stride", "max_answer_length", "n_best_size"):
             if getattr(self, key) < 1:
                 raise InputError(f"task.{key}: at least 1, not {getattr(self, key)}")
 
@@ -103,7 +103,7 @@ class QuestionAnswering:
     def infer_settings(self, examples: Sequence[QAExample]) -> dict[str, Any]:
         """Settings that nobody gave and that the training examples tell: some have no answer, so that may be said."""
         has_unanswerable = any(_is_labeled(example) and not example.answers for example in examples)
-        return {"threshold": 0.0} if has_unanswerable and self.null_score_diff_threshold is None else {}
+        return {"null_score_diff_threshold": 0.0} if has_unanswerable and self.null_score_diff_threshold is None else {}
 
     def featurize(
         self,
@@ -143,7 +143,7 @@ class QuestionAnswering:
                 offsets[-1][1] if end < context_length else len(example.context),
             )
             label_ids = () if not _is_labeled(example) else _label_span(window_offsets, example.answers)
-            yield Features.from_encodings(example_index, [window], label_ids, about=window_offsets, cut=len(encoding.ids) < full_length)
+            yield Features.from_encodings(example_index, [window], label_ids, metadata=window_offsets, truncated=len(encoding.ids) < full_length)
 
     def collate(self, features: Sequence[Features], use_token_types: bool) -> Inputs:
         source, token_type_ids, _ = pack_features(features, use_token_types)
@@ -216,7 +216,7 @@ class _SquadAtThreshold(Squad):
     threshold: float | None = None
 
     def statistics(self, hypotheses: Sequence[Any], references: Sequence[Sequence[str]]) -> Stats:
-        return super().statistics([prediction.above(self.threshold) for prediction in hypotheses], references)
+        return super().statistics([prediction.text_at(self.threshold) for prediction in hypotheses], references)
 
 
 def _check_example(example: QAExample, encoding: Encoding) -> None:

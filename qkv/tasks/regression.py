@@ -27,9 +27,9 @@ class Regression(text_inputs.TextInputSettings):
 
     metric: str = "pearson"  # or spearman
 
-    name = "rate"
+    name = "regression"
     head_kind = "sequence"
-    head_overrides: ClassVar[dict[str, Any]] = {"several": False}
+    head_overrides: ClassVar[dict[str, Any]] = {"multi_label": False}
     example_type = TextExample
 
     def primary_metric(self, labels: Sequence[str]) -> str:  # noqa: ARG002
@@ -77,7 +77,7 @@ def _numeric_label(example: TextExample) -> float:
     if example.label is None:
         raise InputError(f"{example.location}: has no number; give one")
     if not isinstance(example.label, float | int):
-        hint = "correct it, or set data.columns.number: true"
+        hint = "correct it, or set data.columns.regression: true"
         raise InputError(f"{example.location}: the label {example.label!r} is no number; {hint}")
     return float(example.label)
 

@@ -1,6 +1,6 @@
 """Sequence classification: one of several labels for a text, or for two (Devlin et al. 2019, 4.1).
 
-What is the same whatever has the label, a text or a picture, is `OneOf`.
+What is the same whatever has the label, a text or a picture, is `SingleLabel`.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from qkv.tokenization.tokenizer import Tokenizer
 class SingleLabel:
     """One of several labels for an example, which has it as a string."""
 
-    metric: str = "accuracy"  # or f1_macro, matthews; f1, of the positive class, where it is named
+    metric: str = "accuracy"  # or f1_macro, matthews_correlation; f1, of the positive class, where it is named
     class_weights: tuple[float, ...] | None = None  # of the classes, in the loss
     label_smoothing: float = 0.0
     positive_label: str | None = None  # the class whose precision, recall and F1 are reported
 
     name: ClassVar[str]
     head_kind = "sequence"
-    head_overrides: ClassVar[dict[str, Any]] = {"several": False}
+    head_overrides: ClassVar[dict[str, Any]] = {"multi_label": False}
     example_type: ClassVar[type]
 
     def primary_metric(self, labels: Sequence[str]) -> str:  # noqa: ARG002
@@ -48,7 +48,7 @@ class SingleLabel:
         labels = tuple(collect_labels(examples))
         if self.positive_label is not None and self.positive_label not in labels:
             hint = did_you_mean(self.positive_label, labels)
-            raise InputError(f"task.positive: no example has the label '{self.positive_label}'; {hint}")
+            raise InputError(f"task.positive_label: no example has the label '{self.positive_label}'; {hint}")
         if len(labels) == 1:
             raise InputError(f"{location_range(examples)}: all have the label '{labels[0]}'; give examples of another, too")
         return labels
@@ -70,10 +70,10 @@ class SingleLabel:
 
     def gold(self, example: Any) -> str:
         if example.label is None:
-            raise InputError(f"{example.where}: has no label; give one")
+            raise InputError(f"{example.location}: has no label; give one")
         if not isinstance(example.label, str):
-            other_task = "rate" if isinstance(example.label, float) else "label"
-            raise InputError(f"{example.where}: the label {example.label!r} is not one class; see the task {other_task}")
+            other_task = "regression" if isinstance(example.label, float) else "multi_label"
+            raise InputError(f"{example.location}: the label {example.label!r} is not one class; see the task {other_task}")
         return example.label
 
     def metrics(
@@ -97,7 +97,7 @@ class TextClassification(SingleLabel, text_inputs.TextInputSettings):
 
     mark_spans: bool = False  # the spans that the label is about get a sign on both sides, as WiC and WSC need it
 
-    name = "classify"
+    name = "text_classification"
     example_type = TextExample
 
     def featurize(

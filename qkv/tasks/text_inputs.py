@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from qkv.data.examples import TextExample, check_span
 from qkv.errors import InputError
-from qkv.generation.inputs import TextOrPair, truncate
+from qkv.checkpoints.inputs import TextOrPair, truncate
 from qkv.tasks.base import Features
 from qkv.tokenization.backend import Encoding
 from qkv.tokenization.tokenizer import Tokenizer
@@ -27,7 +27,7 @@ class TextInputSettings:
 
     def infer_settings(self, examples: Sequence[TextExample]) -> dict[str, Any]:
         """Settings that nobody gave and that the training examples tell: each is two texts."""
-        return {"pairs": True} if self.text_pairs is None and all(example.text_pair is not None for example in examples) else {}
+        return {"text_pairs": True} if self.text_pairs is None and all(example.text_pair is not None for example in examples) else {}
 
 
 def featurize_texts(
@@ -45,7 +45,7 @@ def featurize_texts(
         encodings = tokenizer.encode_plus_batch([get_texts(example, mark_spans) for example in chunk])
         for example_index, (encoding, example) in enumerate(zip(encodings, chunk, strict=True), start):
             encoding, truncated = fit_length(encoding, max_length, on_too_long, example.location)
-            features.append(Features.from_encodings(example_index, [encoding], label_ids[example_index], cut=truncated))
+            features.append(Features.from_encodings(example_index, [encoding], label_ids[example_index], truncated=truncated))
     return features
 
 
@@ -56,7 +56,7 @@ def fit_length(encoding: Encoding, max_length: int, on_too_long: OnTooLong, loca
     truncated = len(encoding.ids) > max_length
     if truncated and on_too_long == "refuse":
         message = f"{len(encoding.ids)} tokens, and the model takes at most {max_length}"
-        raise InputError(f"{location}: {message}; shorten it, or let it be cut (task.too_long, --too-long: truncate)")
+        raise InputError(f"{location}: {message}; shorten it, or let it be cut (task.on_too_long, --on-too-long: truncate)")
     return truncate(encoding, max_length), truncated
 
 

@@ -19,7 +19,7 @@ from qkv.data.examples import Span, TaggedExample, TextExample
 from qkv.data.labels import check_labels, collect_labels
 from qkv.data.tagging_schemes import OUTSIDE, detect_scheme, spans_to_tags
 from qkv.errors import InputError
-from qkv.generation.inputs import select_tokens
+from qkv.checkpoints.inputs import select_tokens
 from qkv.metrics.classification import F1, TokenAccuracy, collect_label_set
 from qkv.metrics.entities import SCHEMES, EntityF1, Scheme, collect_entity_types, get_entities
 from qkv.metrics.metric import Metric
@@ -58,22 +58,22 @@ class TokenClassification:
     scheme: Scheme = "lenient"  # how broken chunks are read, where tags are chunks
     metric: str | None = None  # None: f1_micro of entities where tags are chunks (BIO, BIOES), else accuracy
 
-    name = "tag"
+    name = "token_classification"
     head_kind = "token"
     example_type = TaggedExample
 
     def __post_init__(self) -> None:
-        for key, allowed in (("word", ("first", "all", "mean")), ("too_long", ("windows", "truncate", "refuse"))):
+        for key, allowed in (("subword_pooling", ("first", "all", "mean")), ("on_too_long", ("windows", "truncate", "refuse"))):
             if getattr(self, key) not in allowed:
                 raise InputError(f"task.{key}: one of {', '.join(allowed)}, not '{getattr(self, key)}'")
         if self.scheme not in SCHEMES:
             raise InputError(f"task.scheme: one of {', '.join(SCHEMES)}, not '{self.scheme}'")
         if self.window_stride is not None and self.window_stride < 1:
-            raise InputError(f"task.stride: at least one word, not {self.window_stride}")
+            raise InputError(f"task.window_stride: at least one word, not {self.window_stride}")
 
     @property
     def head_overrides(self) -> dict[str, str]:
-        return {"word": "mean" if self.subword_pooling == "mean" else "first"}
+        return {"subword_pooling": "mean" if self.subword_pooling == "mean" else "first"}
 
     def primary_metric(self, labels: Sequence[str]) -> str:
         return self.metric or ("f1_micro" if _has_entities(labels) else "accuracy")
@@ -114,7 +114,7 @@ class TokenClassification:
         truncated = len(encoding.ids) > max_length
         if truncated and self.on_too_long == "refuse":
             message = f"{len(encoding.ids)} tokens, and the model takes at most {max_length}"
-            raise InputError(f"{example.location}: {message}; shorten it, or set task.too_long: windows")
+            raise InputError(f"{example.location}: {message}; shorten it, or set task.on_too_long: windows")
         words = sorted(token_positions)
         windows = make_windows([min(len(token_positions[word]), room) for word in words], room, self.window_stride)
         for window in windows[:1] if self.on_too_long == "truncate" else windows:
@@ -150,14 +150,14 @@ class TokenClassification:
                 for tag, position in zip(tags, label_positions, strict=True)
             )
         metadata = TagMetadata(logit_word_ids, token_word_ids if self.subword_pooling == "mean" else ())
-        return Features.from_encodings(example_index, [window_encoding], label_ids, at=tuple(label_positions), about=metadata, cut=truncated)
+        return Features.from_encodings(example_index, [window_encoding], label_ids, label_positions=tuple(label_positions), metadata=metadata, truncated=truncated)
 
     def collate(self, features: Sequence[Features], use_token_types: bool) -> Inputs:
         source, token_type_ids, positions = pack_features(features, use_token_types)
         label_ids = torch.tensor([int(x) for feature in features for x in feature.labels])
         if self.subword_pooling != "mean":
             return Inputs(source, token_type_ids, positions, label_ids)
-        return Inputs(source, token_type_ids, None, label_ids, word_ids=tuple(feature.metadata.pieces for feature in features))
+        return Inputs(source, token_type_ids, None, label_ids, word_ids=tuple(feature.metadata.token_word_ids for feature in features))
 
     def loss(self, logits: Tensor, batch: Inputs) -> LossSum:
         return classification.cross_entropy(logits, batch)
@@ -167,7 +167,7 @@ class TokenClassification:
     ) -> tuple[str, ...]:
         tag_of_word: dict[int, str] = {}
         for feature, logits in outputs:
-            for word, label_index in zip(feature.metadata.words, logits.argmax(-1).tolist(), strict=True):
+            for word, label_index in zip(feature.metadata.logit_word_ids, logits.argmax(-1).tolist(), strict=True):
                 tag_of_word.setdefault(word, labels[label_index])  # a word's first piece comes first
         most_common = Counter(tag_of_word.values()).most_common(1)
         # a word without any token, or behind the cut: outside of all chunks, or what most words of its sentence are

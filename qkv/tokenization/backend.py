@@ -1,4 +1,4 @@
-"""How text is cut into ids: what a `Tokeniser` asks of the library below it, and the `tokenizers` side of the answer.
+"""How text is cut into ids: what a `Tokenizer` asks of the library below it, and the `tokenizers` side of the answer.
 
 Special tokens are structure: unless a caller asks for them, no text can spell one, whatever the library makes of it.
 """
@@ -29,7 +29,7 @@ class Encoding:
     ids: list[int]
     # which of the model's segment vectors each token takes (BERT's token types)
     token_type_ids: list[int]
-    # the characters that a token stands for, in the text that `parts` names or, of given words, in its word
+    # the characters that a token stands for, in the text that `sequence_ids` names or, of given words, in its word
     offsets: list[tuple[int, int]]
     # which word of its part a token belongs to; an added token belongs to none
     word_ids: list[int | None]
@@ -38,7 +38,7 @@ class Encoding:
 
 
 class TokenizerBackend(Protocol):
-    """What cuts text for a `Tokeniser`. Any number of threads may use one."""
+    """What cuts text for a `Tokenizer`. Any number of threads may use one."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -93,7 +93,7 @@ class FastBackend:
         return cls(parse_tokenizer_json(text))
 
     def to_json(self) -> str:
-        """tokenizers' own JSON, complete: what `read` takes and what a Hugging Face folder holds."""
+        """tokenizers' own JSON, complete: what `parse_tokenizer_json` takes and what a Hugging Face folder holds."""
         text = str(self._tokenizer.to_str(pretty=True))
         return json.dumps({**json.loads(text), **self._truncation_and_padding}, ensure_ascii=False, indent=2) if self._truncation_and_padding else text
 

@@ -16,7 +16,7 @@ def build_wordpiece(
 ) -> Tokenizer:
     """BERT (Devlin et al., 2019): words and punctuation, then the longest known piece from the left.
 
-    `accents` stripped: None is as `lowercase`; `chinese` characters are words of their own.
+    `strip_accents`: None is as `lowercase`; `handle_chinese_chars`: those characters are words of their own.
     """
     tokenizer = Tokenizer(models.WordPiece(dict(vocabulary), unk_token=unk_token))
     tokenizer.normalizer = build_bert_normalizer(lowercase=lowercase, strip_accents=strip_accents, handle_chinese_chars=handle_chinese_chars)
@@ -36,7 +36,7 @@ def build_byte_bpe(
 ) -> Tokenizer:
     """GPT-2 (Radford et al., 2019): bytes merged inside words that keep the space before them.
 
-    `space` puts one before a text's first word too.
+    `add_prefix_space` puts one before a text's first word too.
     """
     model = models.BPE(dict(vocabulary), list(merges), continuing_subword_prefix="", end_of_word_suffix="")
     tokenizer = Tokenizer(model)
@@ -74,7 +74,7 @@ def set_post_processor(
 ) -> None:
     """Makes a tokeniser put around texts what the template puts there, under the names that its vocabulary has.
 
-    `trim`: the space before a byte-level word is no part of what its token stands for.
+    `trim_offsets`: the space before a byte-level word is no part of what its token stands for.
     """
     roles = template_roles(template)
     if not roles:

@@ -1,13 +1,14 @@
 """Tokenisers of Hugging Face checkpoint folders, in and out: the ids are those that transformers 5 gives.
 
-Where it differs from this, on purpose: it reads "</s>" in a user's text as T5's end, and here only `special=True` does;
+Where it differs from this, on purpose: it reads "</s>" in a user's text as T5's end, and here only `parse_special_tokens=True` does;
 from bare vocab.json and merges.txt it gives RoBERTa's mask no space, and here it takes one as it was trained to.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 from pathlib import Path
 
 from qkv.errors import InputError
@@ -45,15 +46,15 @@ _COMPANION_FILES = (CONFIG_FILE, SPECIAL_TOKENS_MAP_FILE, ADDED_TOKENS_FILE, VOC
 
 
 def load_tokenizers(
-    folder: Path, template: Template | None = None, known_templates: Sequence[Template] = ()
+    folder: Path, template: Template | None = None, known_templates: Iterable[Template] = ()
 ) -> tuple[Tokenizer, Tokenizer] | None:
     """The tokenisers of a model's source and target, one and the same but for Marian; None if the folder has none.
 
     Read from, in this order: source.spm and target.spm (Marian; whatever else is there), tokenizer.json, vocab.txt,
-    vocab.json with merges.txt, spiece.model. `template` is that of the model's family; `known` are all there are, for a
+    vocab.json with merges.txt, spiece.model. `template` is that of the model's family; `known_templates` are all there are, for a
     folder that names another family's tokeniser class, or whose family nobody knows.
     """
-    folder, known_templates = Path(folder), tuple(known_templates)
+    folder = Path(folder)
     files = {name: read_file(folder / name) for name in _COMPANION_FILES if (folder / name).is_file()}
     if any(name in files for name in _SPM_FILES):
         return _load_marian(read_tokenizer_config(folder, template, known_templates), files)
@@ -74,7 +75,7 @@ def load_tokenizers(
     return tokenizer, tokenizer
 
 
-def load_tokenizer(path: Path, known_templates: Sequence[Template] = ()) -> Tokenizer:
+def load_tokenizer(path: Path, known_templates: Iterable[Template] = ()) -> Tokenizer:
     """A tokeniser of one file: one of ours, or anybody's tokenizer.json."""
     path = Path(path)
     if path.name == TOKENIZER_JSON and (path.parent / CONFIG_FILE).is_file():
@@ -84,7 +85,7 @@ def load_tokenizer(path: Path, known_templates: Sequence[Template] = ()) -> Toke
     try:
         return Tokenizer.load(path)
     except ForeignTokenizerError:
-        config = TokenizerConfig(path.parent, {}, {}, (), (), None, None, tuple(known_templates))
+        config = TokenizerConfig(path.parent, {}, {}, (), (), None, None, known_templates)
         return Tokenizer(*from_tokenizer_json(config, path.name))
 
 
@@ -92,7 +93,7 @@ def _load_marian(config: TokenizerConfig, files: Mapping[str, bytes]) -> tuple[T
     separate_vocabs = bool(config.flag("separate_vocabs", False))
     required_files = (*_SPM_FILES, VOCAB_JSON, *((marian.TARGET_VOCAB_JSON,) if separate_vocabs else ()))
     _check_files(config.folder, files, required_files)
-    template = next((candidate for candidate in (config.family_template, *config.known_templates) if candidate and candidate.kind == "marian"), None)
+    template = next((candidate for candidate in chain([config.family_template], config.known_templates) if candidate and candidate.kind == "marian"), None)
     role_tokens = {role: token.content for role, token in config.special_tokens(template).items()}
     if not role_tokens:
         raise InputError(f"{config.folder}: special tokens unknown; name them in {CONFIG_FILE}")
@@ -117,7 +118,7 @@ def _check_files(folder: Path, files: Mapping[str, bytes], names: tuple[str, ...
 
 def save_tokenizers(folder: Path, source: Tokenizer, target: Tokenizer, max_length: int | None = None) -> None:
     """Writes what transformers' AutoTokenizer reads, with the same ids: the files a tokeniser came with, as they came,
-    and its tokenizer.json. Only Marian's form holds two tokenisers. `longest`: how many tokens the model takes."""
+    and its tokenizer.json. Only Marian's form holds two tokenisers. `max_length`: how many tokens the model takes."""
     folder = Path(folder)
     if isinstance(source.backend, MarianBackend) and isinstance(target.backend, MarianBackend):
         files = {**target.files, **source.files}

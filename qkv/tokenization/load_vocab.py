@@ -81,7 +81,7 @@ def from_vocab_merges(config: TokenizerConfig) -> BuiltTokenizer:
         trim_offsets = bool(config.flag("trim_offsets", True))
         build.set_post_processor(tokenizer, template, role_tokens, add_prefix_space=add_prefix_space, trim_offsets=trim_offsets)
         if not role_tokens and config.flag("add_bos_token", False):
-            bos_token = _require_tokens(special_tokens, ("start",), vocabulary, path)["start"]
+            bos_token = _require_tokens(special_tokens, ("bos",), vocabulary, path)["bos"]
             tokenizer.post_processor = processors.TemplateProcessing(
                 single=f"{bos_token}:0 $A:0",
                 pair=f"{bos_token}:0 $A:0 {bos_token}:1 $B:1",

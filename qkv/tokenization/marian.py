@@ -35,10 +35,10 @@ class MarianBackend:
         vocab_file = TARGET_VOCAB_JSON if side == TARGET and TARGET_VOCAB_JSON in files else VOCAB_JSON
         self._piece_to_id = parse_vocab_json(files[vocab_file], f"{location}{vocab_file}")
         self._id_to_piece = {token_id: piece for piece, token_id in self._piece_to_id.items()}
-        for role in ("unk", "end"):
+        for role in ("unk", "eos"):
             if role_tokens.get(role) not in self._piece_to_id:
                 raise InputError(f"{location}{vocab_file}: has no '{role_tokens.get(role)}'; it is not this model's vocabulary")
-        self._unk_id, self._eos_id = self._piece_to_id[role_tokens["unk"]], self._piece_to_id[role_tokens["end"]]
+        self._unk_id, self._eos_id = self._piece_to_id[role_tokens["unk"]], self._piece_to_id[role_tokens["eos"]]
         self.special_tokens = [name for name in role_tokens.values() if name in self._piece_to_id]
         longest_first = sorted(self.special_tokens, key=len, reverse=True)
         self._special_pattern = re.compile("|".join(map(re.escape, longest_first)))

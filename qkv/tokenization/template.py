@@ -12,7 +12,7 @@ from typing import Literal
 TokenizerKind = Literal["wordpiece", "byte_bpe", "word_bpe", "unigram", "marian"]
 
 # What a special token is for; which of them a tokeniser has, and under which name, its family decides.
-ROLES = ("pad", "unk", "start", "end", "mask", "cls", "sep")
+ROLES = ("pad", "unk", "bos", "eos", "mask", "cls", "sep")
 
 # The special tokens, at ids 0..3, of a tokeniser that is trained for no family in particular.
 PAD, UNK, BOS, EOS = "<pad>", "<unk>", "<s>", "</s>"
@@ -61,7 +61,7 @@ def template_roles(template: Template) -> list[str]:
 
 
 def expand_template(template: Template, pattern: str, role_tokens: Mapping[str, str]) -> list[str]:
-    """A form word by word, with the token that has each role in `names` and everybody's segment said."""
+    """A form word by word, with the token that has each role in `role_tokens` and everybody's segment said."""
     token_names = {template.special_tokens[role]: role_tokens[role] for role in template_roles(template)}
     words = [word.partition(":") for word in pattern.split()]
     return [f"{token_names.get(word, word)}:{type_id or 0}" for word, _, type_id in words]
@@ -71,7 +71,7 @@ def find_special_ids(role_tokens: Mapping[str, str], token_to_id: Callable[[str]
     """Which id has which role, given how a name is looked up."""
     special_ids = {role: token_to_id(role_tokens[role]) for role in ROLES if role in role_tokens}
     # Bytes leave nothing unknown; a file may still have to name something, and name the end.
-    if special_ids.get("unk") in (special_ids.get("start"), special_ids.get("end")):
+    if special_ids.get("unk") in (special_ids.get("bos"), special_ids.get("eos")):
         special_ids.pop("unk", None)
     return {role: token_id for role, token_id in special_ids.items() if token_id is not None}
 
@@ -79,7 +79,7 @@ def find_special_ids(role_tokens: Mapping[str, str], token_to_id: Callable[[str]
 def match_template(templates: Iterable[Template], kind: str | None, vocabulary: Collection[str]) -> Template | None:
     """The template of a kind whose special tokens are all in a vocabulary; of several the one that has the most."""
     matches = [candidate for candidate in templates if candidate.kind == kind and all(token in vocabulary for token in _identifying_tokens(candidate))]
-    return max(matches, key=lambda one: len(_identifying_tokens(one)), default=None)
+    return max(matches, key=lambda candidate: len(_identifying_tokens(candidate)), default=None)
 
 
 def _identifying_tokens(template: Template) -> set[str]:

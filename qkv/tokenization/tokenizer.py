@@ -2,7 +2,7 @@
 
 A tokeniser that is trained here for no family in particular has four special tokens at ids 0..3, others have their
 family's. In any tokeniser they are structure, never text: whatever a user writes, `<s>` included, is read as ordinary
-characters, so that no input can end a sentence or start another one. Only `special=True` recognises them, for a text
+characters, so that no input can end a sentence or start another one. Only `parse_special_tokens=True` recognises them, for a text
 in which somebody wrote [MASK] on purpose.
 """
 
@@ -24,7 +24,7 @@ from qkv.tokenization.marian import MarianBackend
 from qkv.tokenization.template import BOS, EOS, PAD, ROLES, SPECIAL_TOKENS, UNK, Template
 from qkv.tokenization.train_vocab import train_vocab
 
-__all__ = ["EOS", "PAD", "ROLES", "SPECIAL_TOKENS", "BOS", "UNK", "ForeignTokenizerError", "Tokenizer", "train_tokenizer"]
+__all__ = ["BOS", "EOS", "PAD", "ROLES", "SPECIAL_TOKENS", "UNK", "ForeignTokenizerError", "Tokenizer", "train_tokenizer"]
 
 _VISIBLE_WHITESPACE = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"})
 
@@ -32,8 +32,8 @@ _VISIBLE_WHITESPACE = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥", "\r":
 class Tokenizer:
     """Cuts text into ids and never cuts a sentence short, pads it, or reads a special token in it.
 
-    `roles` says which id has which role; without it the tokeniser is one of ours, with the four special tokens at hand.
-    `files` are those of the checkpoint folder that it was read from, for `write_tokenisers` to give back.
+    `special_ids` says which id has which role; without it the tokeniser is one of ours, with the four special tokens at hand.
+    `files` are those of the checkpoint folder that it was read from, for `save_tokenizers` to give back.
     """
 
     def __init__(
@@ -74,21 +74,21 @@ class Tokenizer:
     def encode_plus(self, text: str, pair: str | None = None, *, parse_special_tokens: bool = False) -> Encoding:
         """`text`, or two texts, in the tokeniser's own template, e.g. [CLS] text [SEP] pair [SEP].
 
-        `special` reads special tokens in the text as such: "the [MASK] sat".
+        `parse_special_tokens` reads special tokens in the text as such: "the [MASK] sat".
         """
         check_unicode(text, "text")
         check_unicode(pair or "", "pair")
         return self.backend.encode(text, pair, add_special_tokens=True, parse_special_tokens=parse_special_tokens)
 
     def encode_plus_batch(self, inputs: Sequence[str | tuple[str, str]], *, parse_special_tokens: bool = False) -> list[Encoding]:
-        """`frame` of each text, or of each (text, pair), in parallel."""
+        """`encode_plus` of each text, or of each (text, pair), in parallel."""
         for number, item in enumerate(inputs, 1):
             for text in (item,) if isinstance(item, str) else item:
                 check_unicode(text, f"text {number}")
         return self.backend.encode_batch(inputs, parse_special_tokens=parse_special_tokens)
 
     def encode_pretokenized(self, words: Sequence[str], pair: Sequence[str] | None = None) -> Encoding:
-        """`frame` of a text that is already cut into words, for tagging: `words` then tells which one a token is of.
+        """`encode_plus` of a text that is already cut into words, for tagging: `word_ids` then tells which one a token is of.
 
         Byte-level BPE reads each word, the first one too, with a space before it; a word may have no token at all.
         """
@@ -105,7 +105,7 @@ class Tokenizer:
         return [self.backend.display_token(token_id).translate(_VISIBLE_WHITESPACE) for token_id in ids]
 
     def display_tokens(self, text: str) -> list[str]:
-        """One label for each id of `text`, for plots: as `tokens`, but an unknown piece as the user wrote it."""
+        """One label for each id of `text`, for plots: as `ids_to_display`, but an unknown piece as the user wrote it."""
         return [
             (text[start:end] if token_id == self.unk_id else self.backend.display_token(token_id)).translate(_VISIBLE_WHITESPACE)
             for token_id, (start, end) in self._iter_token_spans(text)
@@ -156,6 +156,7 @@ class Tokenizer:
         if not isinstance(raw_json, dict) or "qkv" not in raw_json:
             return cls(parse_tokenizer_json(text))
         metadata = raw_json["qkv"]
+        _check_roles([*metadata["roles"], *(metadata["marian"]["names"] if "marian" in metadata else ())])
         files = {name: zlib.decompress(base64.b64decode(content)) for name, content in metadata["files"].items()}
         if "marian" in metadata:
             backend: TokenizerBackend = MarianBackend(files, metadata["marian"]["side"], metadata["marian"]["names"])
@@ -166,6 +167,13 @@ class Tokenizer:
 
 class ForeignTokenizerError(InputError):
     """A tokenizer.json that somebody else made, whose special tokens have other names or ids."""
+
+
+def _check_roles(roles: Iterable[str]) -> None:
+    unknown = next((role for role in roles if role not in ROLES), None)
+    if unknown is not None:
+        reason = f"special-token role '{unknown}' is unknown; the roles are {', '.join(ROLES)}"
+        raise InputError(f"{reason} (was it saved by an older qkv? train or import the tokeniser again)")
 
 
 def _native_special_ids(backend: TokenizerBackend) -> dict[str, int]:
@@ -187,10 +195,10 @@ def train_tokenizer(
 ) -> Tokenizer:
     """Learn a vocabulary from `lines`, read once; the same lines in any order give the same tokeniser.
 
-    The kinds are character, symbol, bpe (byte-level) and a family's own: wordpiece, byte_bpe, word_bpe, unigram. With a
+    The kinds are character, whitespace, bpe (byte-level) and a family's own: wordpiece, byte_bpe, word_bpe, unigram. With a
     family's `template` it has the special tokens of that family at their ids and frames texts as the family does; with
-    none it has the usual four and adds nothing. `size` counts the special tokens; it is an upper limit, and may be left
-    out for character and symbol. `lowercase` is by default the template's.
+    none it has the usual four and adds nothing. `vocab_size` counts the special tokens; it is an upper limit, and may be left
+    out for character and whitespace. `lowercase` is by default the template's.
     """
     backend, special_ids = train_vocab(kind, lines, vocab_size, lowercase, template)
     return Tokenizer(backend, special_ids)

@@ -7,8 +7,9 @@ Hugging Face has kept this in three places over the years: tokenizer_config.json
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from qkv.tokenization.template import Template
 CONFIG_FILE, SPECIAL_TOKENS_MAP_FILE, ADDED_TOKENS_FILE = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
 
 ROLE_TO_HF_KEY = {
-    "start": "bos_token",
-    "end": "eos_token",
+    "bos": "bos_token",
+    "eos": "eos_token",
     "unk": "unk_token",
     "sep": "sep_token",
     "pad": "pad_token",
@@ -35,7 +36,7 @@ _GENERIC_CLASSES = {"PreTrainedTokenizer", "PreTrainedTokenizerFast", "Tokenizer
 
 @dataclass(frozen=True)
 class TokenizerConfig:
-    """What the files say. `named` holds the special tokens that they name, None where they deny that there is one."""
+    """What the files say. `named_tokens` holds the special tokens that they name, None where they deny that there is one."""
 
     folder: Path
     options: Mapping[str, Any]
@@ -44,14 +45,14 @@ class TokenizerConfig:
     added_tokens: tuple[tuple[int, AddedToken], ...]
     class_name: str | None
     family_template: Template | None
-    known_templates: tuple[Template, ...]
+    known_templates: Iterable[Template]  # imports the families when iterated over
 
     @property
     def template(self) -> Template | None:
         """That of the class which the files name, whatever the family's; None where neither is known."""
         if self.class_name is None or self.class_name in _GENERIC_CLASSES:
             return self.family_template
-        templates = (candidate for candidate in (self.family_template, *self.known_templates) if candidate is not None)
+        templates = (candidate for candidate in chain([self.family_template], self.known_templates) if candidate is not None)
         return next((candidate for candidate in templates if self.class_name in candidate.hf_classes), None)
 
     @property
@@ -81,7 +82,7 @@ class TokenizerConfig:
         return self.named_tokens.get(role) is not None
 
 
-def read_tokenizer_config(folder: Path, family_template: Template | None, known_templates: tuple[Template, ...]) -> TokenizerConfig:
+def read_tokenizer_config(folder: Path, family_template: Template | None, known_templates: Iterable[Template]) -> TokenizerConfig:
     options, special_tokens_map = (read_json(folder / name) for name in (CONFIG_FILE, SPECIAL_TOKENS_MAP_FILE))
     is_complete = "added_tokens_decoder" in options
     # The newer file, where it is complete, makes the older one obsolete.

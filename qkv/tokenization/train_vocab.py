@@ -71,7 +71,7 @@ def _check_kind_and_size(kind: str, vocab_size: int | None, template: Template |
         raise InputError(f"a {kind} tokeniser was asked for, but the family's is of kind '{template.kind}'")
     num_special = len(SPECIAL_TOKENS) if template is None else sum(map(len, special_tokens_around_vocab(template)))
     min_size = num_special + (_NUM_BYTES if kind in ("bpe", "byte_bpe") else 1)
-    if vocab_size is None and kind not in ("character", "symbol"):
+    if vocab_size is None and kind not in ("character", "whitespace"):
         raise InputError(f"a {kind} tokeniser needs a vocabulary size; set it to {min_size} or more")
     if vocab_size is not None and vocab_size < min_size:
         raise InputError(f"a {kind} tokeniser of size {vocab_size} is too small; set size to {min_size} or more")
@@ -147,7 +147,7 @@ def _byte_trainer(vocab_size: int, special_tokens: Sequence[str]) -> trainers.Tr
 
 _SIMPLE_KINDS: dict[str, Callable[[int, bool], tuple[Tokenizer, trainers.Trainer]]] = {
     "character": _make_character,
-    "symbol": _make_whitespace,
+    "whitespace": _make_whitespace,
     "bpe": _make_byte_bpe,
 }
 

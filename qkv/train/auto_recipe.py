@@ -1,4 +1,4 @@
-"""A recipe made of a task's name, a file and a model: what `qkv train --task … --data … --from …` runs."""
+"""A recipe made of a task's name, a file and a model: what `qkv train --task … --data … --init-from …` runs."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from qkv.data.formats.table import SUFFIXES
 from qkv.errors import InputError
 from qkv.recipe.parse import apply_overrides, model_config, parse_recipe
 from qkv.recipe.schema import FinetuneRecipe
+from qkv.recipe.task_names import resolve_task_name
 from qkv.tasks.base import get_task
 from qkv.train.workloads.task_data import iter_texts, read_split
 
@@ -47,17 +48,18 @@ def make_recipe(
     columns: Mapping[str, Any] | None = None,
     skip_bad: bool = False,
 ) -> dict[str, Any]:
-    """A recipe as a person would write it: sensible values for a set and a model of this size, `changes` on top."""
+    """A recipe as a person would write it: sensible values for a set and a model of this size, `overrides` on top."""
+    task = resolve_task_name(task)
     data_section: dict[str, Any] = {"format": format or _infer_format(task, Path(data)), "train": data}
     known_options = reader_options(data_section["format"])
-    column_options = dict(columns or {}) | ({"number": True} if task == "rate" and "number" in known_options else {})
+    column_options = dict(columns or {}) | ({"regression": True} if task == "regression" and "regression" in known_options else {})
     data_section |= ({"columns": column_options} if column_options else {}) | ({"skip_bad": True} if skip_bad else {})
     data_section |= {"valid": valid} if valid is not None else _default_hold_out(data_section)
     raw: dict[str, Any] = {"name": f"{task}-{Path(data).name.partition('.')[0]}", "task": {"name": task}}
-    raw |= {"model": {} if init_from is None else {"from": init_from}, "data": data_section, "train": {}, "valid": {"patience": 3}}
+    raw |= {"model": {} if init_from is None else {"init_from": init_from}, "data": data_section, "train": {}, "validation": {"patience": 3}}
     apply_overrides(raw, overrides)
     raw["train"] = _train_defaults(raw) | raw["train"]
-    if "steps" in raw["train"]:
+    if "max_steps" in raw["train"]:
         del raw["train"]["epochs"]
     return raw
 
@@ -104,24 +106,24 @@ def default_batch_tokens(examples: Sequence[Any]) -> int:
 
 
 def _train_defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
-    recipe = parse_recipe(dict(raw) | {"train": {"steps": 1}}, "the command line")
+    recipe = parse_recipe(dict(raw) | {"train": {"max_steps": 1}}, "the command line")
     assert isinstance(recipe, FinetuneRecipe)
     train_examples = read_split(recipe.data, "train")
     num_examples = len(train_examples)
-    init_from = recipe.model.get("from")
+    init_from = recipe.model.get("init_from")
     model = None if init_from is None else load(str(init_from)).model
     num_parameters = 0 if model is None else sum(p.numel() for p in model.parameters())
     input_shape = model_config(recipe) if model is None else model.spec.source_embedding
-    is_image_task = isinstance(train_examples[0], ImageExample) and hasattr(input_shape, "patch")  # if not, that is said when it is trained
+    is_image_task = isinstance(train_examples[0], ImageExample) and hasattr(input_shape, "patch_size")  # if not, that is said when it is trained
     learning_rate = 3e-4 if num_parameters < _SMALL_MODEL else 5e-5
     return {
         "epochs": min(max(round(_EXAMPLES_TO_SEE / max(1, num_examples)), _EPOCH_RANGE[0]), _EPOCH_RANGE[1]),
         "batch_tokens": _image_batch_tokens(num_examples, input_shape.image_size // input_shape.patch_size) if is_image_task else default_batch_tokens(train_examples),
         "learning_rate": learning_rate * (10 if recipe.finetune.backbone_frozen else 1),  # what is few and fresh has a longer way to go
         "betas": [0.9, 0.999],
-        "epsilon": 1e-8,
+        "adam_epsilon": 1e-8,
         "weight_decay": 0.01,
         "schedule": "linear",
-        "warmup": 0.1,
-        "clip": 1.0,
+        "warmup_ratio": 0.1,
+        "max_grad_norm": 1.0,
     }

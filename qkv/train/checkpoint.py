@@ -64,7 +64,7 @@ def check_finite(model: AnyModel, step: int) -> None:
     norms = torch.stack([norm.to(model.device) for norm in torch._foreach_norm(list(unique_state_dict(model).values()))])
     if not bool(torch.isfinite(_full_tensor(norms)).all()):
         message = f"the weights are not finite by step {step}, and nothing was saved"
-        raise InputError(f"{message}; lower train.learning_rate or set train.clip, with another --output")
+        raise InputError(f"{message}; lower train.learning_rate or set train.max_grad_norm, with another --output")
 
 
 def _full_tensor(norms: torch.Tensor) -> torch.Tensor:
@@ -81,10 +81,10 @@ def save_checkpoint(
 ) -> None:
     """Everything that the next start needs. Only after this are older snapshots let go."""
     tensors = {f"model.{name}": tensor for name, tensor in trainable_state_dict(model).items()}
-    tensors |= {f"optimiser.{name}": tensor for name, tensor in optimizer_state_tensors(optimizer).items()}
+    tensors |= {f"optimizer.{name}": tensor for name, tensor in optimizer_state_tensors(optimizer).items()}
     if ema is not None:
-        tensors |= {f"trailing.{name}": tensor for name, tensor in ema.state_dict().items()}
-    save_tensors(folder / LAST_CHECKPOINT, tensors, {"progress": json.dumps(dataclasses.asdict(train_state))})
+        tensors |= {f"ema.{name}": tensor for name, tensor in ema.state_dict().items()}
+    save_tensors(folder / LAST_CHECKPOINT, tensors, {"train_state": json.dumps(dataclasses.asdict(train_state))})
     delete_stale_averages(folder, train_state)
 
 
@@ -99,21 +99,21 @@ def delete_stale_averages(folder: Path, train_state: TrainState) -> None:
 def load_checkpoint(
     folder: Path, model: AnyModel, optimizer: torch.optim.Optimizer, ema: EMA | None = None
 ) -> TrainState:
-    """Puts a run back to where its last checkpoint was made; a fresh Progress where there is none."""
+    """Puts a run back to where its last checkpoint was made; a fresh TrainState where there is none."""
     path = folder / LAST_CHECKPOINT
     if not path.is_file():
         return TrainState()
     tensors, metadata = load_tensors(path)
-    tensors_by_prefix: dict[str, dict[str, torch.Tensor]] = {"model": {}, "optimiser": {}, "trailing": {}}
+    tensors_by_prefix: dict[str, dict[str, torch.Tensor]] = {"model": {}, "optimizer": {}, "ema": {}}
     for key, tensor in tensors.items():
         prefix, _, name = key.partition(".")
         tensors_by_prefix.setdefault(prefix, {})[name] = tensor
     load_trainable_state_dict(model, tensors_by_prefix["model"], str(path))
     try:
-        train_state = TrainState(**json.loads(metadata["progress"]))
-        load_optimizer_state(optimizer, tensors_by_prefix["optimiser"])
+        train_state = TrainState(**json.loads(metadata["train_state"]))
+        load_optimizer_state(optimizer, tensors_by_prefix["optimizer"])
     except (KeyError, TypeError, ValueError, RuntimeError):
         raise InputError(f"{path}: not a whole checkpoint of qkv's; remove it to train afresh") from None
     if ema is not None:
-        ema.load_state_dict(tensors_by_prefix["trailing"])
+        ema.load_state_dict(tensors_by_prefix["ema"])
     return train_state

@@ -34,25 +34,25 @@ def infer_cost_inputs(path: Path, overrides: list[str], vocab_sizes: str | None)
     if path.is_dir():
         return _from_folder(path, overrides)
     recipe = read_recipe(path, overrides)
-    if "from" in recipe.model:
-        return _from_folder(resolve(recipe.model["from"]), [])
+    if "init_from" in recipe.model:
+        return _from_folder(resolve(recipe.model["init_from"]), [])
     if isinstance(recipe, PretrainingRecipe):
         if vocab_sizes is not None:
-            raise InputError("--vocabulary: a model of text has one, of text.size tokens; change that instead")
+            raise InputError("--vocab-size: a model of text has one, of tokenizer.vocab_size tokens; change that instead")
         if recipe.tokenizer.vocab_size is not None:  # close enough, and nothing has to be read
             return _from_corpus(spec_for_vocab_size(recipe, recipe.tokenizer.vocab_size), recipe)
         return _from_corpus(spec_for_tokenizer(recipe, find_tokenizer(recipe, path)), recipe)
     if isinstance(recipe, FinetuneRecipe):
         raise InputError(f"{path}: a task's model has a head for labels that are not read here; name its run's folder")
     if vocab_sizes is not None:
-        source, target = _parse_vocab_sizes(vocab_sizes)
-        return _with_default_lengths(model_spec(recipe, source=source, target=target), recipe)
+        source_size, target_size = _parse_vocab_sizes(vocab_sizes)
+        return _with_default_lengths(model_spec(recipe, source_vocab_size=source_size, target_vocab_size=target_size), recipe)
     try:
         pairs = read_pair_split(recipe.data, "train")
     except InputError as error:
-        raise InputError(f"{error} (without the data, give --vocabulary SOURCE,TARGET)") from None
+        raise InputError(f"{error} (without the data, give --vocab-size SOURCE,TARGET)") from None
     source, target = build_tokenizers(recipe.tokenizer, pairs)
-    return _from_pairs(model_spec(recipe, source=source.vocab_size, target=target.vocab_size), recipe, pairs, source, target)
+    return _from_pairs(model_spec(recipe, source_vocab_size=source.vocab_size, target_vocab_size=target.vocab_size), recipe, pairs, source, target)
 
 
 def _from_pairs(s: spec.Model, recipe: Seq2SeqRecipe, pairs: list[Pair], source: Tokenizer, target: Tokenizer) -> CostInputs:
@@ -99,7 +99,7 @@ def _parse_vocab_sizes(vocab_sizes: str) -> tuple[int, int]:
     try:
         source, target = (int(size) for size in vocab_sizes.split(","))
     except ValueError:
-        raise InputError(f"--vocabulary is two sizes such as 30,40, not '{vocab_sizes}'") from None
+        raise InputError(f"--vocab-size is two sizes such as 30,40, not '{vocab_sizes}'") from None
     if min(source, target) < 1:
-        raise InputError(f"--vocabulary: sizes are 1 or more, not '{vocab_sizes}'")
+        raise InputError(f"--vocab-size: sizes are 1 or more, not '{vocab_sizes}'")
     return source, target

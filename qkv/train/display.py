@@ -12,9 +12,9 @@ from qkv.errors import InputError
 from qkv.reports.report import headline_metrics
 from qkv.train.run_log import Record
 
-_DISPLAY_NAMES = {"per": "token error rate", "wer": "sequence error rate", "next_sentence_loss": "next-sentence loss"}
-_PERCENT_METRICS = ("per", "wer", "accuracy")
-_TIME_KEYS = ("seconds", "seconds_left")
+_DISPLAY_NAMES = {"token_error_rate": "token error rate", "sequence_error_rate": "sequence error rate", "next_sentence_loss": "next-sentence loss"}
+_PERCENT_METRICS = ("token_error_rate", "sequence_error_rate", "accuracy")
+_TIME_KEYS = ("seconds", "eta_seconds")
 
 
 def format_record(record: Record) -> str:
@@ -23,13 +23,13 @@ def format_record(record: Record) -> str:
     if record.kind == "note":
         return "\n".join(record.samples)
     if record.kind == "train":
-        speed = f"{values['tokens_per_second']:,.0f} tokens/s ({values['share']:.0%} of the matrix peak)"
-        return f"step {record.step}: loss {values['loss']:.4f}, {speed}, {format_duration(values['seconds_left'])} left"
+        speed = f"{values['tokens_per_second']:,.0f} tokens/s ({values['mfu']:.0%} of the matrix peak)"
+        return f"step {record.step}: loss {values['loss']:.4f}, {speed}, {format_duration(values['eta_seconds'])} left"
     if record.kind == "valid":
         names = headline_metrics([name for name in values if name not in _TIME_KEYS])
         scores = [f"{_DISPLAY_NAMES.get(name, name)} {_format_value(name, values[name])}" for name in names]
         return "\n  ".join([f"step {record.step}: held-out {', '.join(scores)}", *record.samples])
-    kept_weights = f"the mean of the last {values['averaged']:.0f} checkpoints" if values["averaged"] else f"step {values['best_step']:.0f}"
+    kept_weights = f"the mean of the last {values['num_averaged_checkpoints']:.0f} checkpoints" if values["num_averaged_checkpoints"] else f"step {values['best_step']:.0f}"
     return f"finished at step {record.step} after {format_duration(values['seconds'])} of training; kept {kept_weights}"
 
 
@@ -80,12 +80,12 @@ def display(records: Iterable[Record], steps: int | None) -> bool:
     if first_record is None:
         return False
     with Progress(*columns, console=console) as bar:
-        total = steps or first_record.values.get("steps", 1)
+        total = steps or first_record.values.get("max_steps", 1)
         task = bar.add_task("", total=total, loss=float("nan"), speed=0, left="?")
         for record in itertools.chain([first_record], iterator):
             values = record.values
             if record.kind == "train":
-                fields = {"loss": values["loss"], "speed": values["tokens_per_second"], "left": format_duration(values["seconds_left"])}
+                fields = {"loss": values["loss"], "speed": values["tokens_per_second"], "left": format_duration(values["eta_seconds"])}
                 bar.update(task, completed=record.step, **fields)
             elif format_record(record):
                 bar.console.print(format_record(record), highlight=False, markup=False)

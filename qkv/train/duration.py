@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from qkv.recipe.schema import FinetuneRecipe, Recipe
+from qkv.recipe.schema import FinetuneRecipe, Recipe, TrainConfig
 from qkv.train.workload import Workload
 
 
@@ -17,12 +17,13 @@ def resolve_steps(recipe: Recipe, workload: Workload) -> Recipe:
     train_config = recipe.train
     if not isinstance(recipe, FinetuneRecipe) or not isinstance(workload, FinetuneWorkload):
         assert train_config.max_steps is not None  # epochs of others are refused as the recipe is read
-        return replace(recipe, train=replace(train_config, warmup=_resolve_warmup(train_config.warmup_steps, train_config.max_steps)))
+        return replace(recipe, train=_resolve(train_config, train_config.max_steps))
     steps_per_epoch = workload.batches_per_epoch()
     max_steps = max(1, round((train_config.epochs or 0) * steps_per_epoch)) if train_config.max_steps is None else train_config.max_steps
-    train = replace(train_config, steps=max_steps, epochs=None, warmup=_resolve_warmup(train_config.warmup_steps, max_steps))
-    return replace(recipe, train=train, valid=replace(recipe.validation, every=recipe.validation.every_steps or steps_per_epoch))
+    validation = replace(recipe.validation, every_steps=recipe.validation.every_steps or steps_per_epoch)
+    return replace(recipe, train=_resolve(train_config, max_steps), validation=validation)
 
 
-def _resolve_warmup(warmup: float, max_steps: int) -> int:
-    return round(warmup * max_steps if warmup < 1 else warmup)
+def _resolve(train_config: TrainConfig, max_steps: int) -> TrainConfig:
+    warmup_steps = train_config.warmup_steps_of(max_steps)
+    return replace(train_config, max_steps=max_steps, epochs=None, warmup_steps=warmup_steps, warmup_ratio=None)

@@ -35,12 +35,12 @@ class EMA:
         torch._foreach_lerp_(list(self._averages.values()), weights, 1 - decay)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The averages themselves, named as `qkv.checkpoints.model_folder.state` names them: tied weights once."""
+        """The averages themselves, named as `qkv.checkpoints.model_folder.unique_state_dict` names them: tied weights once."""
         return dict(self._averages)
 
     @torch.no_grad()
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        """Goes on from what `tensors` gave."""
+        """Goes on from what `state_dict` gave."""
         if tensors.keys() != self._averages.keys():
             other = min(tensors.keys() ^ self._averages.keys())
             raise InputError(f"averaged weights: '{other}' is not on both sides; do they belong to another model?")

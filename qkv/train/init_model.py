@@ -14,10 +14,10 @@ from qkv.recipe.schema import BaseRecipe, FinetuneRecipe, PretrainingRecipe, Tok
 
 
 def load_initial_model(recipe: BaseRecipe, head: str | None = None, labels: Sequence[str] | None = None) -> ModelBundle:
-    """What `model.from` names, with the recipe's dropout: that is how it is trained, not what it is."""
+    """What `model.init_from` names, with the recipe's dropout: that is how it is trained, not what it is."""
     if isinstance(recipe, FinetuneRecipe | PretrainingRecipe) and recipe.tokenizer != TokenizerSection():
-        raise InputError("text: a model that is there has its tokeniser; leave out this section, or model.from")
-    init_from = str(recipe.model["from"])
+        raise InputError("tokenizer: a model that is there has its tokeniser; leave out this section, or model.init_from")
+    init_from = str(recipe.model["init_from"])
     bundle = load(init_from, head=head, labels=labels)
     spec_with_dropout = spec.with_dropout(bundle.model.spec, *(recipe.model.get(key) for key in DROPOUT_KEYS))
     if spec_with_dropout == bundle.model.spec:

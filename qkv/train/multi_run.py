@@ -16,7 +16,7 @@ from qkv.train.trainer import LOG
 from qkv.train.workloads.finetuning import make_task
 from qkv.train.workloads.task_data import fold_of, read_split
 
-_RUN_KEYS = ("kind", "step", "seconds", "samples", "best_step", "averaged", "tokens")
+_RUN_KEYS = ("kind", "step", "seconds", "samples", "best_step", "num_averaged_checkpoints", "tokens")
 
 
 class RunVariant(NamedTuple):
@@ -36,7 +36,7 @@ def with_seeds(recipe: Recipe, folder: Path, count: int) -> Iterator[RunVariant]
 def with_folds(recipe: Recipe, folder: Path, count: int) -> Iterator[RunVariant]:
     """Cross-validation: each training example is held out once; a validation part that the recipe has is not used."""
     if not isinstance(recipe, FinetuneRecipe):
-        raise InputError("--folds goes with tasks; this recipe is of another kind, give --seeds")
+        raise InputError("--num-folds goes with tasks; this recipe is of another kind, give --num-seeds")
     hold_out = {name: fraction for name, fraction in recipe.data.hold_out.items() if name != "valid"}
     recipe = replace(recipe, data=replace(recipe.data, valid=None, hold_out=hold_out))
     check_folds(recipe, count)
@@ -59,14 +59,14 @@ def check_folds(recipe: FinetuneRecipe, count: int) -> None:
         missing = sorted(all_labels.difference(task.labels(train_examples)))
         if missing:
             message = f"all examples of '{missing[0]}' lie in fold {index}, where nothing is left to learn it from"
-            raise InputError(f"--folds: {message}; give more of them, or another number of folds")
+            raise InputError(f"--num-folds: {message}; give more of them, or another number of folds")
 
 
 def final_metrics(folder: Path) -> dict[str, float]:
     """What a finished run's weights scored on its held-out examples."""
     records = [json.loads(line) for line in (folder / LOG).read_text(encoding="utf-8").splitlines()]
-    record = next(line for line in reversed(records) if line["kind"] == "finish")
-    if not record["averaged"]:  # else it says all that the averaged weights scored
+    record = next(line for line in reversed(records) if line["kind"] == "final")
+    if not record["num_averaged_checkpoints"]:  # else it says all that the averaged weights scored
         record = next(line for line in records if line["kind"] == "valid" and line["step"] == record["best_step"])
     return {name: value for name, value in record.items() if name not in _RUN_KEYS}
 
@@ -74,23 +74,23 @@ def final_metrics(folder: Path) -> dict[str, float]:
 def summary(metrics_by_run: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
     """Each figure's values, by run, with their mean and sample standard deviation."""
     names = next(iter(metrics_by_run.values()))
-    result: dict[str, Any] = {"runs": list(metrics_by_run), "figures": {}}
+    result: dict[str, Any] = {"runs": list(metrics_by_run), "metrics": {}}
     for name in names:
         values = [run[name] for run in metrics_by_run.values()]
-        result["figures"][name] = {
+        result["metrics"][name] = {
             "values": values,
             "mean": statistics.fmean(values),
-            "deviation": statistics.stdev(values),
+            "std": statistics.stdev(values),
         }
     return result
 
 
 def render(result: Mapping[str, Any]) -> str:
     """The same as a table."""
-    width = max(len(name) for name in result["figures"])
-    columns = [*result["runs"], "mean", "deviation"]
+    width = max(len(name) for name in result["metrics"])
+    columns = [*result["runs"], "mean", "std"]
     rows = [" " * width + "".join(f"  {name:>10}" for name in columns)]
-    for name, stats in result["figures"].items():
-        numbers = [*stats["values"], stats["mean"], stats["deviation"]]
+    for name, stats in result["metrics"].items():
+        numbers = [*stats["values"], stats["mean"], stats["std"]]
         rows.append(f"{name:<{width}}" + "".join(f"  {number:>10.4f}" for number in numbers))
     return "\n".join(rows)

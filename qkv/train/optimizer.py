@@ -19,10 +19,10 @@ def build_optimizer(
     decayed.
 
     In fine-tuning a layer may have a smaller rate than the one above it (Howard & Ruder 2018), and large embeddings may
-    be trained `by_rows` (`qkv.train.perf.lazy_adamw`).
+    be trained lazily (`qkv.train.perf.lazy_adamw`).
     """
     if train_config.weight_decay and train_config.optimizer == "adam":
-        raise InputError("train.weight_decay: plain adam has none; choose optimiser: adamw, or set it to 0")
+        raise InputError("train.weight_decay: plain adam has none; choose optimizer: adamw, or set it to 0")
     layer_decay = 1.0 if finetune is None else finetune.layerwise_lr_decay
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
@@ -33,7 +33,7 @@ def build_optimizer(
         groups.setdefault((lr_scale, train_config.weight_decay if is_matrix else 0.0), []).append(parameter)
     # matrices first, the highest layers first: the order in which a checkpoint names their moments
     order = sorted(groups, key=lambda key: (-key[0], -key[1]))
-    param_groups = [{"params": groups[key], "weight_decay": key[1], "share": key[0]} for key in order]
+    param_groups = [{"params": groups[key], "weight_decay": key[1], "lr_scale": key[0]} for key in order]
     settings = {"lr": train_config.learning_rate, "betas": tuple(train_config.betas), "eps": train_config.adam_epsilon, "fused": True}
     if train_config.optimizer == "adam":
         return torch.optim.Adam(param_groups, **settings)
@@ -69,7 +69,7 @@ def optimizer_state_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tenso
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """The inverse of `state_tensors`."""
+    """The inverse of `optimizer_state_tensors`."""
     state: dict[int, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
         index, name = key.split(".")

@@ -59,10 +59,11 @@ def lock_run_folder(folder: Path) -> int | None:
 
 
 # may change without changing the numbers, or by no more than rounding: what to try when memory runs out is among them
-_MAY_CHANGE = ("name", "test.", "data.test", "train.workers", "train.log_every", "train.save_every", "train.accumulate")
-_MAY_CHANGE += ("train.recompute", "train.compile", "train.graph", "valid.samples")
-# what is written down where a recipe says nothing and the training examples do (`found_out` of tasks)
-_INFERRED = {"task.threshold": 0.0, "task.pairs": True}
+_MAY_CHANGE: tuple[str, ...] = ("name", "test.", "data.test", "train.num_workers", "train.log_every", "train.save_every")
+_MAY_CHANGE += ("train.gradient_accumulation_steps", "train.activation_checkpointing", "train.compile", "train.cuda_graphs")
+_MAY_CHANGE += ("validation.num_samples",)
+# what is written down where a recipe says nothing and the training examples do (`infer_settings` of tasks)
+_INFERRED = {"task.null_score_diff_threshold": 0.0, "task.text_pairs": True}
 
 
 def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -20,7 +20,7 @@ from qkv.train.distributed.processes import DistributedInfo, all_reduce_sum
 
 @dataclass(frozen=True)
 class Record:
-    """What happened: kind is `train`, `valid` or `finish`."""
+    """What happened: kind is `train`, `valid` or `final`."""
 
     kind: str
     step: int
@@ -87,7 +87,7 @@ class LossMeter:
         """A run that has diverged stops here, before anything good is overwritten."""
         if not bool(torch.isfinite(all_reduce_sum(self.loss_sums, dist_info)).all()):
             message = f"the loss is not finite by step {step}, and nothing was saved"
-            raise InputError(f"{message}; lower train.learning_rate or set train.clip, with another --output")
+            raise InputError(f"{message}; lower train.learning_rate or set train.max_grad_norm, with another --output")
 
     def flush(self, dist_info: DistributedInfo) -> tuple[dict[str, float], float]:
         """Means since the last time over all processes, and the seconds of training; while paused."""

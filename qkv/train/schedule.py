@@ -6,10 +6,10 @@ import math
 
 
 def learning_rate_at(schedule: str, step: int, *, peak_lr: float, warmup_steps: int, max_steps: int) -> float:
-    """The rate for step 1, 2, …: it climbs to `peak` over `warmup` steps, then falls as `kind` says.
+    """The rate for step 1, 2, …: it climbs to `peak_lr` over `warmup_steps`, then falls as `schedule` says.
 
     `inverse_sqrt` is the Transformer paper's (Vaswani et al. 2017, 5.3), written by its peak: the paper's
-    width^-1/2 * min(step^-1/2, step * warmup^-3/2) has its peak (width * warmup)^-1/2 at step `warmup`.
+    d_model^-1/2 * min(step^-1/2, step * warmup_steps^-3/2) has its peak (d_model * warmup_steps)^-1/2 at that step.
     """
     if step < warmup_steps:
         return peak_lr * step / warmup_steps

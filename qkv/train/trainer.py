@@ -31,6 +31,7 @@ from qkv.recipe.parse import peak_learning_rate, recipe_to_yaml
 from qkv.recipe.schema import Recipe, TrainConfig
 from qkv.train.checkpoint import (
     BEST_WEIGHTS,
+    TrainState,
     averaging_path,
     check_best_exists,
     check_finite,
@@ -101,7 +102,7 @@ def _report_out_of_memory() -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:  # torch's own is one of the latter; on a CPU it is not named
         if isinstance(error, RuntimeError) and not any(phrase in str(error) for phrase in _OUT_OF_MEMORY_PHRASES):
             raise
-        remedy = "raise train.accumulate (the gradient stays the same), set train.recompute, or lower data.length"
+        remedy = "raise train.gradient_accumulation_steps (the gradient stays the same), set train.activation_checkpointing, or lower data.max_length"
         raise InputError(f"out of memory; {remedy}, and run it again to go on from the last checkpoint") from None
 
 
@@ -148,6 +149,11 @@ class Trainer:
 
     def __init__(self, recipe: Recipe, folder: Path, workload: Workload, dist_info: DistributedInfo):
         train_config = recipe.train
+        max_steps, warmup_steps, valid_every = train_config.max_steps, train_config.warmup_steps, recipe.validation.every_steps
+        assert max_steps is not None  # `resolve_steps` made numbers of them
+        assert warmup_steps is not None
+        assert valid_every is not None
+        self.max_steps, self.warmup_steps, self.valid_every = max_steps, warmup_steps, valid_every
         self.recipe, self.folder, self.workload, self.dist_info = recipe, folder, workload, dist_info
         self.device, self.sharded = dist_info.device, train_config.strategy == "fsdp"
         self.use_bf16 = _configure_torch(train_config, self.device)
@@ -158,18 +164,18 @@ class Trainer:
         if train_config.compile:
             compile_blocks(self.model, self.use_bf16)
         self.loss_module = wrap_model(LossModule(self.model, workload), self.model, train_config.strategy, self.use_bf16, dist_info)
-        finetune = getattr(recipe, "tune", None)
+        finetune = getattr(recipe, "finetune", None)
         # sums over parts, processes and kinds of loss, and averages, are those of whole embeddings
         use_lazy_embeddings = self.device.type == "cpu" and dist_info.is_single and train_config.gradient_accumulation_steps == len(workload.loss_names) == 1 and not train_config.ema_decay
         self.optimizer = build_optimizer(self.model, train_config, finetune, lazy_embeddings=finetune is not None and use_lazy_embeddings)
         self.ema = self._make_ema()
         self.train_state = self._load_checkpoint()
         fingerprint = workload.fingerprint()
-        if self.train_state.step and self.train_state.data != fingerprint:
+        if self.train_state.step and self.train_state.data_fingerprint != fingerprint:
             raise InputError(
                 f"{folder}: was begun with other training data; bring that back, or choose another --output"
             )
-        self.train_state.data = fingerprint
+        self.train_state.data_fingerprint = fingerprint
         workload.check()  # a budget that fits no batch is said before anything is written
         self.peak_lr = peak_learning_rate(recipe, workload.spec)
         self.metric_sign = -1 if workload.higher_is_better else 1  # of a score, so that less is better
@@ -184,10 +190,10 @@ class Trainer:
         if not self.recipe.train.ema_decay:
             return None
         if self.sharded:
-            raise InputError("train.ema: a model in shards has no averaged weights; set it to 0, or spread: ddp")
+            raise InputError("train.ema_decay: a model in shards has no averaged weights; set it to 0, or strategy: ddp")
         return EMA(self.model, self.recipe.train.ema_decay)
 
-    def _load_checkpoint(self) -> Any:
+    def _load_checkpoint(self) -> TrainState:
         if self.sharded:
             from qkv.train.distributed.sharded_checkpoint import load_sharded  # takes a while to import
 
@@ -209,27 +215,27 @@ class Trainer:
 
     def train(self) -> Iterator[Record]:
         train_config, train_state = self.recipe.train, self.train_state
-        save_every = train_config.save_every or self.recipe.validation.every_steps
+        save_every = train_config.save_every or self.valid_every
         meter = LossMeter(self.workload.loss_names, self.device)
         if self.workload.data_notes:
-            yield Record("note", train_state.step, {"steps": train_config.max_steps}, () if train_state.step else self.workload.data_notes)
+            yield Record("note", train_state.step, {"max_steps": self.max_steps}, () if train_state.step else self.workload.data_notes)
         self.model.train()
         batches = self.batches()
-        while train_state.step < train_config.max_steps and not train_state.finished:
+        while train_state.step < self.max_steps and not train_state.finished:
             step_batch = next(batches)
             train_state.step += 1
-            train_state.epoch, train_state.index = step_batch.next_position.epoch, step_batch.next_position.batch_index
-            learning_rate = learning_rate_at(train_config.schedule, train_state.step, peak_lr=self.peak_lr, warmup_steps=train_config.warmup_steps, max_steps=train_config.max_steps)
+            train_state.epoch, train_state.batch_index = step_batch.next_position.epoch, step_batch.next_position.batch_index
+            learning_rate = learning_rate_at(train_config.schedule, train_state.step, peak_lr=self.peak_lr, warmup_steps=self.warmup_steps, max_steps=self.max_steps)
             self.step(step_batch, learning_rate, meter)
             train_state.tokens += step_batch.num_tokens
-            is_last = train_state.step == train_config.max_steps
+            is_last = train_state.step == self.max_steps
             if train_state.step % train_config.log_every == 0 or is_last:
                 with meter.paused():
                     meter.check_finite(train_state.step, self.dist_info)
                     flops_per_token = flops_per_token_of_batch(self.workload.spec, step_batch.microbatches[0][1]) * trained_fraction(self.model) * step_batch.num_tokens_read
                     flops_per_token *= self.dist_info.world_size / step_batch.num_tokens
                     yield self.report(meter, flops_per_token, {"learning_rate": learning_rate, "epoch": train_state.epoch})
-            if train_state.step % self.recipe.validation.every_steps == 0 or is_last:
+            if train_state.step % self.valid_every == 0 or is_last:
                 with meter.paused():
                     meter.check_finite(train_state.step, self.dist_info)
                     yield self.validate()
@@ -242,7 +248,7 @@ class Trainer:
     def batches(self) -> Iterator[StepBatch]:
         """From where the run stands, made ready by as many threads as the recipe asks for."""
         train_state = self.train_state
-        positioned_batches = self.workload.batches_from(train_state.epoch, train_state.index)
+        positioned_batches = self.workload.batches_from(train_state.epoch, train_state.batch_index)
         return prefetch_map(self._prepare_step, enumerate(positioned_batches, train_state.step + 1), self.recipe.train.num_workers, "prepare")
 
     def _prepare_step(self, numbered_batch: tuple[int, tuple[DataPosition, AnyBatch]]) -> StepBatch:
@@ -264,13 +270,13 @@ class Trainer:
                 self.loss_scale.zero_()
             # what dropout does is a function of the step and the part: not of what was drawn before, nor of processes
             torch.manual_seed(_derive_seed(self.recipe.seed, self.train_state.step, global_index))
-            with maybe_no_sync(self.loss_module, last=local_index == len(step_batch.microbatches) - 1):
+            with maybe_no_sync(self.loss_module, is_last=local_index == len(step_batch.microbatches) - 1):
                 losses = self.backward(to_device(self.backward.pad(inputs), self.device))
             totals += torch.stack(losses) * is_real
         if self.recipe.train.max_grad_norm is not None:
             clip_grad_norm(self.model.parameters(), self.recipe.train.max_grad_norm)
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate * group.get("share", 1.0)
+            group["lr"] = learning_rate * group.get("lr_scale", 1.0)
         self.optimizer.step()
         if self.ema is not None:
             self.ema.update(self.model, self.train_state.step)
@@ -279,7 +285,7 @@ class Trainer:
     def _set_loss_scale(self, step_batch: StepBatch) -> list[int]:
         """One over the number of the whole batch's targets, by kind; gives this process's own numbers."""
         num_losses = len(self.workload.loss_names)
-        target_counts = [inputs.targets[:num_losses] for (_, inputs), is_real in zip(step_batch.microbatches, step_batch.is_real, strict=True) if is_real]
+        target_counts = [inputs.num_targets[:num_losses] for (_, inputs), is_real in zip(step_batch.microbatches, step_batch.is_real, strict=True) if is_real]
         counts = np.sum([np.zeros(num_losses, np.int64), *target_counts], axis=0)
         world_size = self.dist_info.world_size  # gradients become means over processes
         global_counts = all_reduce_sum(torch.from_numpy(counts), self.dist_info).clamp(min=1)
@@ -301,13 +307,13 @@ class Trainer:
         step, train_config = self.train_state.step, self.recipe.train
         num_steps = meter.steps
         means, seconds = meter.flush(self.dist_info)
-        self.train_state.seconds += seconds
+        self.train_state.train_seconds += seconds
         mfu = means["tokens_per_second"] * flops_per_token / matmul_peak_flops(self.device, self.use_bf16)
-        valid_every, save_every = self.recipe.validation.every_steps, train_config.save_every or self.recipe.validation.every_steps
-        eta_seconds = (train_config.max_steps - step) * seconds / max(num_steps, 1)
-        eta_seconds += (train_config.max_steps // valid_every - step // valid_every) * self.overhead_seconds["valid"]
-        eta_seconds += (train_config.max_steps // save_every - step // save_every) * self.overhead_seconds["save"]
-        return Record("train", step, means | values | {"share": mfu / self.dist_info.world_size, "seconds_left": eta_seconds})
+        save_every = train_config.save_every or self.valid_every
+        eta_seconds = (self.max_steps - step) * seconds / max(num_steps, 1)
+        eta_seconds += (self.max_steps // self.valid_every - step // self.valid_every) * self.overhead_seconds["valid"]
+        eta_seconds += (self.max_steps // save_every - step // save_every) * self.overhead_seconds["save"]
+        return Record("train", step, means | values | {"mfu": mfu / self.dist_info.world_size, "eta_seconds": eta_seconds})
 
     # ---- what is kept
 
@@ -356,7 +362,7 @@ class Trainer:
             with unsharded_copy(self.model) as model:
                 values, samples = self.workload.evaluate(model), tuple(self.workload.sample_outputs(model))
             self._track_best(values[self.workload.metric])
-        if recipe.validation.patience is not None and train_state.stale >= recipe.validation.patience:
+        if recipe.validation.patience is not None and train_state.validations_since_best >= recipe.validation.patience:
             train_state.finished = True
         self.overhead_seconds["valid"] = time.perf_counter() - start_time
         primary_metric = {self.workload.metric: values[self.workload.metric]}  # comes first, for people
@@ -364,30 +370,30 @@ class Trainer:
 
     def _track_best(self, metric: float) -> None:
         train_state, num_averaged = self.train_state, self.recipe.train.average_checkpoints
-        train_state.stale += 1
+        train_state.validations_since_best += 1
         # a correlation of constant predictions is no number: anything is better
-        if train_state.best is None or math.isnan(train_state.best) or self.metric_sign * metric < self.metric_sign * train_state.best:
-            train_state.best, train_state.best_step, train_state.stale = metric, train_state.step, 0
+        if train_state.best_metric is None or math.isnan(train_state.best_metric) or self.metric_sign * metric < self.metric_sign * train_state.best_metric:
+            train_state.best_metric, train_state.best_step, train_state.validations_since_best = metric, train_state.step, 0
             self.save_weights(self.folder / BEST_WEIGHTS)
         if num_averaged > 1:
             self.save_weights(averaging_path(self.folder, train_state.step))
-            train_state.snapshots = [*train_state.snapshots, train_state.step][-num_averaged:]
+            train_state.averaging_steps = [*train_state.averaging_steps, train_state.step][-num_averaged:]
 
     def finish(self) -> Record:
         """The finished weights: the best ones, or the mean of the last few where that does better on held-out data."""
         train_state, metric = self.train_state, self.workload.metric
-        values = {"best_step": float(train_state.best_step), "averaged": 0.0, metric: train_state.best or 0.0}
+        values = {"best_step": float(train_state.best_step), "num_averaged_checkpoints": 0.0, metric: train_state.best_metric or 0.0}
         weights, _ = load_tensors(self.folder / BEST_WEIGHTS)
-        if len(train_state.snapshots) > 1:
-            averaged_weights = average_checkpoints([averaging_path(self.folder, step) for step in train_state.snapshots])
+        if len(train_state.averaging_steps) > 1:
+            averaged_weights = average_checkpoints([averaging_path(self.folder, step) for step in train_state.averaging_steps])
             self.load_weights(averaged_weights)
             with unsharded_copy(self.model) as model:
                 scores = self.workload.evaluate(model)
-            if train_state.best is None or self.metric_sign * scores[metric] <= self.metric_sign * train_state.best:
-                weights, values = averaged_weights, {"averaged": float(len(train_state.snapshots))} | scores
+            if train_state.best_metric is None or self.metric_sign * scores[metric] <= self.metric_sign * train_state.best_metric:
+                weights, values = averaged_weights, {"num_averaged_checkpoints": float(len(train_state.averaging_steps))} | scores
         file = WEIGHTS_FILE if self.workload.spec.lora is None else LORA_FILE
         on_main_rank(self.dist_info, lambda: save_tensors(self.folder / file, weights))
-        return Record("finish", train_state.step, values | {"seconds": train_state.seconds, "tokens": float(train_state.tokens)})
+        return Record("final", train_state.step, values | {"seconds": train_state.train_seconds, "tokens": float(train_state.tokens)})
 
 
 def _configure_torch(train_config: TrainConfig, device: torch.device) -> bool:

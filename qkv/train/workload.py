@@ -28,7 +28,7 @@ class AnyBatch(Protocol):
 
 
 class Workload(Protocol):
-    """Pairs, text or a task. A part of a batch is what `prepare` makes: a named tuple with its number of `targets`."""
+    """Pairs, text or a task. A part of a batch is what `collate` makes: a named tuple with its `num_targets`."""
 
     @property
     def recipe(self) -> Recipe:
@@ -110,7 +110,7 @@ def build_workload(recipe: Recipe, folder: Path) -> Workload:
     if isinstance(recipe, Seq2SeqRecipe):
         return seq2seq.build_seq2seq_workload(recipe, folder)
     if recipe.train.scheduled_sampling or recipe.train.rdrop_alpha:
-        raise InputError("train.own and train.agree go with pairs; leave them out here")
+        raise InputError("train.scheduled_sampling and train.rdrop_alpha go with pairs; leave them out here")
     if isinstance(recipe, FinetuneRecipe):
         return finetuning.build_finetune_workload(recipe, folder)
     return pretraining.build_pretraining_workload(recipe, folder)

@@ -99,11 +99,11 @@ def test_after_reorder_a_row_goes_on_from_the_row_it_was_given(case: Case) -> No
 
 
 @law(with_stack())
-@pytest.mark.parametrize("kernel", ["grouped", "padded", "explicit"])
+@pytest.mark.parametrize("kernel", ["bucketed", "padded", "eager"])
 def test_every_kernel_agrees(case: Case, kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, used = case.model(), []
     chosen = outputs(model, BATCH)
-    monkeypatch.setattr("qkv.nn.kernels.choose", lambda *_, **__: used.append(kernel) or kernel)
+    monkeypatch.setattr("qkv.nn.kernels.select_kernel", lambda *_, **__: used.append(kernel) or kernel)
     torch.testing.assert_close(outputs(model, BATCH), chosen)
     assert used, "the forced kernel was never asked for"
 
@@ -164,7 +164,7 @@ def test_outputs_are_the_same_twice_in_eval(case: Case) -> None:
     assert all(torch.equal(a, b) for a, b in zip(outputs(model, BATCH), outputs(model, BATCH), strict=True))
 
 
-@law({name: case for name, case in CASES.items() if hasattr(get_family(case.name), "HUGGING_FACE")})
+@law({name: case for name, case in CASES.items() if hasattr(get_family(case.name), "HF_FORMAT")})
 def test_a_checkpoint_goes_out_and_comes_in_again_as_it_was(case: Case, tmp_path: Path) -> None:
     model = case.model().float()
     try:

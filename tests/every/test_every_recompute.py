@@ -122,7 +122,7 @@ def test_who_watches_is_told_once() -> None:
 def test_nothing_is_worked_out_again_without_gradients_or_in_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
     model = in_training(CASES["bert"])
     enable_activation_checkpointing(model)
-    monkeypatch.setattr(Stack, "_forgetful", lambda *_: pytest.fail("a block forgot"))
+    monkeypatch.setattr(Stack, "_checkpointed", lambda *_: pytest.fail("a block forgot"))
     with torch.no_grad():
         outputs(model, BATCH)
     outputs(model.eval(), BATCH)

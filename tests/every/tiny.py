@@ -1,4 +1,4 @@
-"""Tiny models of every registered family and of every variant that its Shape names. No family is named here."""
+"""Tiny models of every registered family and of every variant that its Config names. No family is named here."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 
 from qkv import spec
-from qkv.checkpoints.hf_checkpoint import head_names
-from qkv.families import get_family, names
+from qkv.families import get_family, head_names, names
 from qkv.nn import Decoder, Encoder, EncoderDecoder, Ragged, build
 
 VOCABULARY = 13
-SMALL = {"width": 12, "hidden": 24, "heads": 2, "layers": 2, "length": 16, "image": 6, "patch": 2}  # by a name's end
+SMALL = {"d_model": 12, "d_ff": 24, "hidden_size": 24, "heads": 2, "layers": 2, "max_length": 16, "image_size": 6, "patch_size": 2}  # by a name's end
 
 
 @dataclass(frozen=True)
@@ -31,10 +30,10 @@ class Case:
 
     def spec(self) -> spec.Model:
         module = get_family(self.name)
-        wanted = inspect.signature(module.spec).parameters
-        sizes = {key: VOCABULARY for key in ("source", "target", "vocabulary") if key in wanted}
+        wanted = inspect.signature(module.make_spec).parameters
+        sizes = {key: VOCABULARY for key in ("source_vocab_size", "target_vocab_size") if key in wanted}
         chosen = {} if self.head is None else {"head": self.head}
-        made: spec.Model = module.spec(self.shape, **sizes, **chosen)
+        made: spec.Model = module.make_spec(self.shape, **sizes, **chosen)
         return made
 
     def model(self) -> Encoder | Decoder | EncoderDecoder:
@@ -66,13 +65,13 @@ def _choices(hint: Any) -> tuple[Any, ...]:
 def _cases() -> Iterator[tuple[str, Case]]:
     for name in names():
         module = get_family(name)
-        shape = _shrunk(next(iter(module.SIZES.values())))
+        shape = _shrunk(next(iter(module.PRESETS.values())))
         yield name, Case(name, shape)
-        for key, hint in typing.get_type_hints(module.Shape).items():
+        for key, hint in typing.get_type_hints(module.Config).items():
             for choice in _choices(hint):
                 if choice != getattr(shape, key):
                     yield f"{name}-{key}={choice}", Case(name, replace(shape, **{key: choice}))
-        for head in head_names(module) if hasattr(module, "HUGGING_FACE") else []:
+        for head in head_names(module) if hasattr(module, "HF_FORMAT") else []:
             yield f"{name}-head={head}", Case(name, shape, head)
 
 
@@ -124,8 +123,8 @@ def image(ids: Tensor, s: spec.PatchEmbedding) -> Tensor:
 
 def outputs(model: Any, batch: Batch) -> list[Tensor]:
     """The model's output, cut into one tensor a sequence."""
-    if isinstance(model.spec.source, spec.PatchEmbedding):
-        out = model(torch.stack([image(ids, model.spec.source) for ids in batch.sources]))
+    if isinstance(model.spec.source_embedding, spec.PatchEmbedding):
+        out = model(torch.stack([image(ids, model.spec.source_embedding) for ids in batch.sources]))
         return list(out if model.spec.head is not None else out.unflatten(0, (len(batch), -1)))
     source, target = Ragged.pack(batch.sources), Ragged.pack(batch.targets)
     read = source if isinstance(model, Encoder) else target  # what the outputs belong to
@@ -139,4 +138,4 @@ def outputs(model: Any, batch: Batch) -> list[Tensor]:
 
 def begin(model: Any, batch: Batch, rows: int, limit: int) -> Any:
     memory = model.encode(Ragged.pack(batch.sources)) if isinstance(model, EncoderDecoder) else None
-    return model.init_state(memory, rows=rows, limit=limit)
+    return model.init_state(memory, num_rows=rows, max_length=limit)

@@ -45,8 +45,8 @@ def test_the_feed_forward_layer_has_the_shapes_of_the_slide() -> None:
 
 def test_the_papers_sizes_have_a_hidden_layer_four_times_the_width() -> None:
     """Multilingual NLP, 4. Attention & Transformer, "Feed-Forward Layer": "Vaswani et al. set f = 4d"."""
-    sizes = get_family("transformer").SIZES
-    assert all(shape.hidden == 4 * shape.width for shape in sizes.values())
+    sizes = get_family("transformer").PRESETS
+    assert all(shape.d_ff == 4 * shape.d_model for shape in sizes.values())
 
 
 def test_each_token_is_transformed_independently() -> None:
@@ -104,4 +104,4 @@ def test_a_stack_is_identical_layers_with_weights_of_their_own() -> None:
     layers = list(Stack(spec.TransformerStack(block=BLOCK, num_layers=3)).blocks)
     shapes = [[tuple(p.shape) for p in layer.parameters()] for layer in layers]
     assert shapes[0] == shapes[1] == shapes[2]
-    assert not torch.equal(layers[0].attention.q.weight, layers[1].attention.q.weight)
+    assert not torch.equal(layers[0].self_attention.q.weight, layers[1].self_attention.q.weight)

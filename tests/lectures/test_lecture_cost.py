@@ -18,7 +18,7 @@ from qkv.spec import Attention as Spec
 @pytest.fixture(autouse=True)
 def _explicit(monkeypatch: pytest.MonkeyPatch) -> None:
     """The counter does not see into fused kernels."""
-    monkeypatch.setattr("qkv.nn.kernels.choose", lambda *_, **__: "explicit")
+    monkeypatch.setattr("qkv.nn.kernels.select_kernel", lambda *_, **__: "eager")
 
 
 def multiply_adds(f: Callable[[], object]) -> int:
@@ -71,7 +71,7 @@ def test_cost_does_not_depend_on_the_number_of_heads() -> None:
 
 def translator() -> EncoderDecoder:
     module = get_family("transformer")
-    model = build(module.spec(module.Shape(width=8, heads=2, layers=2, hidden=16), source=20, target=20)).eval()
+    model = build(module.make_spec(module.Config(d_model=8, heads=2, layers=2, d_ff=16), source_vocab_size=20, target_vocab_size=20)).eval()
     assert isinstance(model, EncoderDecoder)
     return model
 

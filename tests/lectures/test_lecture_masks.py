@@ -88,8 +88,8 @@ def test_a_padded_batch_gives_what_each_sequence_gives_alone() -> None:
 def test_the_decoder_of_a_whole_model_prevents_lookups_into_the_future() -> None:
     """Transformers and Pretraining, 1 "Transformers": "Masked Decoding: Prevent attention lookups into the future"."""
     module = get_family("transformer")
-    shape = module.Shape(width=12, heads=2, layers=2, hidden=16)
-    model = build(module.spec(shape, source=9, target=9)).eval()
+    shape = module.Config(d_model=12, heads=2, layers=2, d_ff=16)
+    model = build(module.make_spec(shape, source_vocab_size=9, target_vocab_size=9)).eval()
     assert isinstance(model, EncoderDecoder)
     source, target = Ragged.from_lengths(torch.arange(4), [4]), torch.arange(6)
     before = model(source, Ragged.from_lengths(target, [6]))

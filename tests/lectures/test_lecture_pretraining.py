@@ -70,8 +70,8 @@ def test_next_sentence_loss_is_binary_cross_entropy_from_the_first_token():
     batch = mlm.make_inputs(text(framed=True), MARKS, CHANCE, is_next=follows)
     _, pairs = mlm.mlm_and_nsp_losses(body, batch)
     hidden = body.encode(batch.source).hidden
-    first = hidden.values[hidden.layout.offsets[:-1].long()]  # [CLS]
-    p = torch.softmax(body.beside(first), -1)[:, 0]
+    first = hidden.values[hidden.layout.cu_seqlens[:-1].long()]  # [CLS]
+    p = torch.softmax(body.aux_head(first), -1)[:, 0]
     y = follows.double()
     torch.testing.assert_close(pairs.total, -(y * p.log() + (1 - y) * (1 - p).log()).sum())
     assert pairs.num_targets == 5
@@ -80,8 +80,8 @@ def test_next_sentence_loss_is_binary_cross_entropy_from_the_first_token():
 def test_predicting_the_next_word_is_for_models_that_do_not_see_it():
     """Transformers and Pretraining, 2.1 BERT: "if we did unmasked self-attention, we can already directly see the next
     word", so that an encoder is asked for masked words and only a decoder for the next one."""
-    assert ARCHITECTURE_OF["masked"] == "an encoder"
-    assert ARCHITECTURE_OF["causal"] == "a decoder"
+    assert ARCHITECTURE_OF["mlm"] == "an encoder"
+    assert ARCHITECTURE_OF["clm"] == "a decoder"
     body, ids = model("gpt2"), torch.arange(5, 15)
     batch = clm.make_inputs(PackedChunks.from_arrays(ids, [10], [0]))
     said = body(batch.tokens)

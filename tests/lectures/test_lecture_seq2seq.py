@@ -17,8 +17,8 @@ TARGET = Ragged.from_lengths(torch.tensor([2, 8, 9, 10, 11, 12]), [6])  # <sos> 
 
 def model_of(attention: str) -> EncoderDecoder:
     """As on the slides: one GRU layer, the output read from the state s_t alone."""
-    shape = rnn.Shape(attention=attention, cell="gru", width=5, hidden=6, readout=False, dropout=0.0)
-    model = build(rnn.spec(shape, source=13, target=13))
+    shape = rnn.Config(attention=attention, cell="gru", d_model=5, hidden_size=6, readout=False, dropout=0.0)
+    model = build(rnn.make_spec(shape, source_vocab_size=13, target_vocab_size=13))
     assert isinstance(model, EncoderDecoder)
     return model
 
@@ -135,7 +135,7 @@ def test_keys_and_values_are_the_encoders_states_and_the_query_is_the_decoders()
 def test_a_bidirectional_state_joins_both_directions() -> None:
     """Transformers and Pretraining, 2.1 "ELMo": "concatenating hidden states of both directions together"."""
     model = model_of("dot")
-    gru, x = model.encoder.all_hidden_states[0], model.source_embedding(SOURCE).values
+    gru, x = model.encoder.layers[0], model.source_embedding(SOURCE).values
     forward = torch.nn.GRU(5, 3)
     forward.load_state_dict({n: p for n, p in gru.state_dict().items() if not n.endswith("_reverse")})
     backward = torch.nn.GRU(5, 3)

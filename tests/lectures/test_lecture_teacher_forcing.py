@@ -11,7 +11,7 @@ import torch
 from qkv.generation import token_log_probs
 from qkv.nn import Ragged
 
-sys.path.append(str(Path(__file__).parents[1] / "unit" / "decode"))
+sys.path.append(str(Path(__file__).parents[1] / "unit" / "generation"))
 from writers import Written, sources, tiny
 
 # the slide's eight columns: each word's probability at its step, whatever was read before

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from qkv import checkpoints, families
 from qkv.analysis.capture import capture_attention
 from qkv.checkpoints.model_folder import unique_state_dict
-from qkv.families.hf.rules import to_hf
+from qkv.families.hf.convert import to_hf
 from qkv.nn import Decoder, Encoder, Ragged
 
 LENGTHS, TARGET_LENGTHS = [4, 9, 1, 6], [3, 1, 8, 5]
@@ -107,10 +107,10 @@ def check_gradients(
 
 def their_names(both: Both, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Our tensors under the names of their model's parameters."""
-    form = families.by_model_type(both.theirs.config.model_type, "test").HUGGING_FACE
+    form = families.by_model_type(both.theirs.config.model_type, "test").HF_FORMAT
     architecture = form.architectures[type(both.theirs).__name__]
     named = to_hf(form.rules(architecture.head, both.ours.model.spec), tensors)
-    return {(k.removeprefix(form.prefix) if architecture.bare else k): t for k, t in named.items()}
+    return {(k.removeprefix(form.prefix) if architecture.no_prefix else k): t for k, t in named.items()}
 
 
 def check_round_trip(both: Both, folder: Path) -> None:

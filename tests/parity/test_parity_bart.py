@@ -37,7 +37,7 @@ ODD: dict[str, Any] = {
     "num_labels": 4,
 }
 CASES = {
-    "generation": ("ForConditionalGeneration", {}),
+    "seq2seq_lm": ("ForConditionalGeneration", {}),
     "relu": ("ForConditionalGeneration", {"activation_function": "relu"}),
     "gelu_new": ("ForConditionalGeneration", {"activation_function": "gelu_new"}),
     "silu, scaled": ("ForConditionalGeneration", {"activation_function": "silu", "scale_embedding": True}),
@@ -47,7 +47,7 @@ CASES = {
         {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 2, "forced_eos_token_id": 1},
     ),
     "span": ("ForQuestionAnswering", {}),
-    "body": ("Model", {}),
+    "backbone": ("Model", {}),
 }
 
 
@@ -108,9 +108,9 @@ def test_a_classifier_equals_theirs(classifier: Classifier, tmp_path: Path) -> N
 def test_captured_maps_equal_eager_attention(tmp_path: Path) -> None:
     check_maps(
         make(tmp_path, "ForConditionalGeneration", {}),
-        encoder_attentions="encoder.{i}.attention",
-        decoder_attentions="decoder.{i}.attention",
-        cross_attentions="decoder.{i}.cross",
+        encoder_attentions="encoder.{i}.self_attention",
+        decoder_attentions="decoder.{i}.self_attention",
+        cross_attentions="decoder.{i}.cross_attention",
     )
 
 
@@ -134,11 +134,11 @@ def test_a_second_table_that_differs_is_refused(tmp_path: Path) -> None:
 
 def test_a_body_writes_under_the_generation_head(tmp_path: Path) -> None:
     both = make(tmp_path, "Model", {})
-    loaded = load(both.folder, head="generation")
-    assert loaded.missing_keys == ("head.offset",)  # the output's weight is the table, which is there
+    bundle = load(both.folder, head="seq2seq_lm")
+    assert bundle.missing_keys == ("head.final_logits_bias",)  # the output's weight is the table, which is there
     with torch.no_grad():
         theirs = both.their_logits() @ both.theirs.shared.weight.T
-        assert float((loaded.model(both.source(), both.target()) - theirs).abs().max()) <= 1e-4
+        assert float((bundle.model(both.source(), both.target()) - theirs).abs().max()) <= 1e-4
 
 
 def test_a_decoder_alone_is_refused_by_name(tmp_path: Path) -> None:

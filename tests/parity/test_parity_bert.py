@@ -87,7 +87,7 @@ def test_several_labels_are_said_of_no_other_head(tmp_path: Path) -> None:
 
 
 def test_captured_maps_equal_eager_attention(tmp_path: Path) -> None:
-    check_maps(make(tmp_path, "MaskedLM", {}), attentions="encoder.{i}.attention")
+    check_maps(make(tmp_path, "MaskedLM", {}), attentions="encoder.{i}.self_attention")
 
 
 def test_segments_are_added_as_theirs_are(tmp_path: Path) -> None:
@@ -136,21 +136,21 @@ def test_the_body_under_a_new_head_names_what_is_fresh_and_what_is_left(tmp_path
     from qkv.checkpoints import load
 
     make(tmp_path, "PreTraining", {})
-    loaded = load(tmp_path / "theirs", head="token", labels=["B", "I", "O"])
-    assert loaded.missing_keys == ("head.linear.bias", "head.linear.weight")
-    assert any(name.startswith("cls.predictions") for name in loaded.unexpected_keys)
-    assert any(name.startswith("bert.pooler") for name in loaded.unexpected_keys)
-    assert loaded.model(Both.source(make(tmp_path, "PreTraining", {}))).shape == (sum(LENGTHS), 3)
-    assert loaded.model.head.linear.weight.abs().max() > 0
-    assert torch.isfinite(loaded.model.head.linear.weight).all()
+    bundle = load(tmp_path / "theirs", head="token", labels=["B", "I", "O"])
+    assert bundle.missing_keys == ("head.linear.bias", "head.linear.weight")
+    assert any(name.startswith("cls.predictions") for name in bundle.unexpected_keys)
+    assert any(name.startswith("bert.pooler") for name in bundle.unexpected_keys)
+    assert bundle.model(Both.source(make(tmp_path, "PreTraining", {}))).shape == (sum(LENGTHS), 3)
+    assert bundle.model.head.linear.weight.abs().max() > 0
+    assert torch.isfinite(bundle.model.head.linear.weight).all()
 
 
 def test_a_body_gets_a_language_models_head_over_its_own_embedding(tmp_path: Path) -> None:
     from qkv.checkpoints import load
 
     transformers.BertModel(transformers.BertConfig(**ODD)).save_pretrained(tmp_path / "theirs")
-    loaded = load(tmp_path / "theirs", head="masked_lm")
-    assert "head.linear.bias" in loaded.missing_keys
-    assert "head.linear.weight" not in loaded.missing_keys
-    assert loaded.model.head.linear.weight is loaded.model.source_embedding.tokens.weight
-    assert not loaded.model.head.linear.bias.any()
+    bundle = load(tmp_path / "theirs", head="masked_lm")
+    assert "head.linear.bias" in bundle.missing_keys
+    assert "head.linear.weight" not in bundle.missing_keys
+    assert bundle.model.head.linear.weight is bundle.model.source_embedding.tokens.weight
+    assert not bundle.model.head.linear.bias.any()

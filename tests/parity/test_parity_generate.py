@@ -125,7 +125,7 @@ def test_a_token_that_is_never_written_leaves_its_share_to_the_others_as_theirs_
     options["renormalize_logits"] = True  # what a token that is never written would have got, the others share
     found = their_output(both, batch, **options)
     model, before = both.ours.model, both.ours.model.spec
-    model.spec = spec.replace(before, never=(often,))
+    model.spec = spec.replace(before, suppress_tokens=(often,))
     flat = [h for rows in generate(model, batch, GenerationConfig(num_beams=4, n_best=4, max_new_tokens=10)) for h in rows]
     model.spec = before
     assert [hypothesis.tokens for hypothesis in flat] == new_tokens(found, batch)
@@ -144,7 +144,7 @@ def test_the_options_of_gpt2_s_scores_hold_in_cached_steps_too() -> None:
 def test_logits_of_cached_steps_equal_those_of_their_steps(family: str) -> None:
     both, batch = made(family), prompts(family)
     found = their_output(both, batch, max_new_tokens=6, output_logits=True, eos_token_id=VOCABULARY)  # never hit
-    logits, state = both.ours.model.prefill(batch, rows=1, limit=6)
+    logits, state = both.ours.model.prefill(batch, rows_per_prompt=1, max_new_tokens=6)
     for step, theirs in enumerate(found.logits):
         assert float((logits - theirs).detach().abs().max()) <= 1e-4
         if step < 5:

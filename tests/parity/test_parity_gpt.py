@@ -40,7 +40,7 @@ ODD: dict[str, Any] = {
 LM = "LMHeadModel"
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "lm": (LM, {}),
-    "body": ("Model", {}),
+    "backbone": ("Model", {}),
     "sequence": ("ForSequenceClassification", {}),
     "regression": ("ForSequenceClassification", {"num_labels": 1}),
     "untied": (LM, {"tie_word_embeddings": False}),
@@ -75,7 +75,7 @@ def test_out_and_in_again_gives_equal_bytes(both: Both, tmp_path: Path) -> None:
 
 
 def test_captured_maps_equal_eager_attention(tmp_path: Path) -> None:
-    check_maps(make(tmp_path, LM, {}), attentions="decoder.{i}.attention")
+    check_maps(make(tmp_path, LM, {}), attentions="decoder.{i}.self_attention")
 
 
 def test_what_they_call_gelu_is_its_tanh_approximation(tmp_path: Path) -> None:

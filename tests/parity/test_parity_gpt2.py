@@ -42,7 +42,7 @@ ODD: dict[str, Any] = {
 LM = "LMHeadModel"
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "lm": (LM, {}),
-    "body": ("Model", {}),
+    "backbone": ("Model", {}),
     "sequence": ("ForSequenceClassification", {}),
     "regression": ("ForSequenceClassification", {"num_labels": 1}),
     "token": ("ForTokenClassification", {"classifier_dropout": 0.3}),
@@ -88,7 +88,7 @@ def test_out_and_in_again_gives_equal_bytes(both: Both, tmp_path: Path) -> None:
 
 
 def test_captured_maps_equal_eager_attention(tmp_path: Path) -> None:
-    check_maps(make(tmp_path, LM, {"scale_attn_by_inverse_layer_idx": True}), attentions="decoder.{i}.attention")
+    check_maps(make(tmp_path, LM, {"scale_attn_by_inverse_layer_idx": True}), attentions="decoder.{i}.self_attention")
 
 
 def test_reordering_and_upcasting_changes_nothing_in_float32(tmp_path: Path) -> None:
@@ -159,9 +159,9 @@ def test_a_tied_file_whose_copy_of_the_embedding_differs_is_refused(tmp_path: Pa
 
 def test_a_file_of_the_body_loads_under_a_new_head_and_says_what_is_fresh(tmp_path: Path) -> None:
     both = make(tmp_path, LM, {})
-    loaded = load(both.folder, head="token", labels=["B", "I", "O"])
-    assert loaded.missing_keys == ("head.linear.bias", "head.linear.weight")
-    assert loaded.model(both.source()).shape == (both.source().layout.num_tokens, 3)
+    bundle = load(both.folder, head="token", labels=["B", "I", "O"])
+    assert bundle.missing_keys == ("head.linear.bias", "head.linear.weight")
+    assert bundle.model(both.source()).shape == (both.source().layout.num_tokens, 3)
 
 
 @pytest.mark.parametrize(

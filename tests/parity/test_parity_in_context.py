@@ -26,11 +26,11 @@ def test_summed_log_likelihoods_equal_those_of_their_loss(tmp_path: Path, shown:
     config = transformers.GPT2Config(vocab_size=tokeniser.vocab_size, n_embd=24, n_layer=2, n_head=3, n_positions=96)
     theirs = randomised(transformers.GPT2LMHeadModel(config))
     theirs.save_pretrained(tmp_path)
-    loaded = ModelBundle(load(tmp_path).model, tokeniser, tokeniser)
+    bundle = ModelBundle(load(tmp_path).model, tokeniser, tokeniser)
     how = PromptConfig(template="Q: {text} A: {label}\n")
     solved = [TextExample(f"a day of {n}", f"g:{n}", label=LABELS[n]) for n in range(shown)]
     asked = [TextExample(text, text) for text in ("It was fine", "a", "It was a day, not a fine day at all")]
-    found = predict_with_prompt(loaded, asked, LABELS, solved, how)
+    found = predict_with_prompt(bundle, asked, LABELS, solved, how)
     before = "".join(map(how.render_demonstration, solved))
     for example, one in zip(asked, found, strict=True):
         prompt = tokeniser.encode(before + how.render_query(example))

@@ -105,9 +105,9 @@ def test_the_body_equals_theirs_and_goes_out_and_in(tmp_path: Path, changes: dic
 def test_captured_maps_equal_eager_attention(tmp_path: Path) -> None:
     check_maps(
         make(tmp_path, {}),
-        encoder_attentions="encoder.{i}.attention",
-        decoder_attentions="decoder.{i}.attention",
-        cross_attentions="decoder.{i}.cross",
+        encoder_attentions="encoder.{i}.self_attention",
+        decoder_attentions="decoder.{i}.self_attention",
+        cross_attentions="decoder.{i}.cross_attention",
     )
 
 

@@ -85,7 +85,7 @@ def test_labels_are_scored_as_by_scikit_learn(pairs: list[tuple[str, str]]) -> N
     )
     assert Accuracy()(predicted, true)["accuracy"] == pytest.approx(sklearn.metrics.accuracy_score(true, predicted))
     matthews = sklearn.metrics.matthews_corrcoef(true, predicted)
-    assert MatthewsCorrelation(labels)(predicted, true)["matthews"] == pytest.approx(matthews)
+    assert MatthewsCorrelation(labels)(predicted, true)["matthews_correlation"] == pytest.approx(matthews)
     table = sklearn.metrics.confusion_matrix(true, predicted, labels=labels)
     assert confusion_matrix(predicted, true, labels).tolist() == table.tolist()
 

@@ -50,7 +50,7 @@ def test_sentence_vectors_equal_theirs(ours: qkv.ModelBundle, theirs: Any, sente
     vectors = torch.stack(qkv.embed(ours, sentences))
     assert float((vectors - mean).abs().max()) <= 1e-5
     assert (
-        float((torch.stack(qkv.embed(ours, sentences, pool="first")) - found.last_hidden_state[:, 0]).abs().max())
+        float((torch.stack(qkv.embed(ours, sentences, pool="cls")) - found.last_hidden_state[:, 0]).abs().max())
         <= 1e-5
     )
 
@@ -60,7 +60,7 @@ def test_the_last_four_layers_summed_or_joined_equal_theirs(
 ) -> None:
     batch, found = theirs
     last = found.hidden_states[-4:]
-    for how, wanted in (("sum", torch.stack(last).sum(0)), ("join", torch.cat(last, -1))):
+    for how, wanted in (("sum", torch.stack(last).sum(0)), ("concat", torch.cat(last, -1))):
         vectors = qkv.embed(ours, sentences[:20], pool="tokens", layers=how)
         for vector, row, mask in zip(vectors, wanted, batch["attention_mask"], strict=False):
             assert float((vector - row[mask.bool()]).abs().max()) <= 5e-5  # sums of four numbers around 5

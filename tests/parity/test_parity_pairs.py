@@ -21,12 +21,12 @@ CLASSES = {"t5": "T5ForConditionalGeneration", "bart": "BartForConditionalGenera
 
 @pytest.mark.parametrize("family", CLASSES)
 def test_the_loss_of_a_pair_equals_theirs_for_the_tokenised_source_and_labels(tmp_path: Path, family: str) -> None:
-    loaded = load(pretrained(tmp_path / family, family))
-    save(loaded, tmp_path / "theirs", "huggingface")
+    bundle = load(pretrained(tmp_path / family, family))
+    save(bundle, tmp_path / "theirs", "huggingface")
     theirs = getattr(transformers, CLASSES[family]).from_pretrained(tmp_path / "theirs").eval()
     for source, target in (("a man sees.", "ein Mann sieht."), ("old „Café“", "alt „Kaffee“ rennt ein Hund")):
-        given = torch.tensor([framed(loaded.source_tokenizer, source)])
-        labels = torch.tensor([framed(loaded.target_tokenizer, target)])
+        given = torch.tensor([framed(bundle.source_tokenizer, source)])
+        labels = torch.tensor([framed(bundle.target_tokenizer, target)])
         with torch.no_grad():
             right = float(theirs(given, labels=labels).loss)
-        assert reference_loss(loaded, [SourceWithReferences(source, (target,), "here")]) == pytest.approx(right, rel=1e-4)
+        assert reference_loss(bundle, [SourceWithReferences(source, (target,), "here")]) == pytest.approx(right, rel=1e-4)

@@ -58,7 +58,7 @@ def test_the_encoders_last_state_equals_torchs_of_both_directions(cell: str) -> 
     theirs, ours = encoders(cell, 2, bidirectional=True)
     x = ragged(7)
     h = run(theirs, x)[1]
-    torch.testing.assert_close(ours(x).last, torch.cat([h[-2], h[-1]], -1), atol=1e-5, rtol=0)
+    torch.testing.assert_close(ours(x).final_state, torch.cat([h[-2], h[-1]], -1), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("cell", CELLS)

@@ -95,7 +95,7 @@ def test_out_and_in_again_gives_equal_bytes(both: Both, tmp_path: Path) -> None:
 
 
 def test_captured_maps_equal_eager_attention(tmp_path: Path) -> None:
-    check_maps(make(tmp_path, "ForMaskedLM", {}), attentions="encoder.{i}.attention")
+    check_maps(make(tmp_path, "ForMaskedLM", {}), attentions="encoder.{i}.self_attention")
 
 
 def test_segments_are_added_as_theirs_are(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ GENERATION = "ForConditionalGeneration"
 GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
 ENCODER = {"num_decoder_layers": 3}  # of a decoder that is not there
 CASES = {
-    "generation": (GENERATION, {}),
+    "seq2seq_lm": (GENERATION, {}),
     "1.1": (GENERATION, GATED),
     "gated-silu": (GENERATION, {"feed_forward_proj": "gated-silu"}),
     "gelu": (GENERATION, {"feed_forward_proj": "gelu"}),
@@ -63,7 +63,7 @@ CASES = {
     "token": ("ForTokenClassification", ENCODER),
     "gated token": ("ForTokenClassification", ENCODER | {"feed_forward_proj": "gated-gelu"}),
     "encoder": ("EncoderModel", ENCODER),
-    "body": ("Model", {}),
+    "backbone": ("Model", {}),
 }
 
 
@@ -124,9 +124,9 @@ def test_a_classifier_equals_theirs(classifier: Classifier, tmp_path: Path) -> N
 def test_captured_maps_equal_eager_attention(tmp_path: Path) -> None:
     check_maps(
         make(tmp_path, GENERATION, {}),
-        encoder_attentions="encoder.{i}.attention",
-        decoder_attentions="decoder.{i}.attention",
-        cross_attentions="decoder.{i}.cross",
+        encoder_attentions="encoder.{i}.self_attention",
+        decoder_attentions="decoder.{i}.self_attention",
+        cross_attentions="decoder.{i}.cross_attention",
     )
 
 
@@ -180,13 +180,13 @@ def test_a_checkpoint_of_the_first_release_is_read(tmp_path: Path) -> None:
 
 def test_the_encoder_of_a_whole_model_may_be_loaded_alone(tmp_path: Path) -> None:
     both = make(tmp_path, GENERATION, {})
-    loaded = load(both.folder, head="encoder")
-    assert isinstance(loaded.model, Encoder)
-    assert not loaded.missing_keys
-    assert any(name.startswith("decoder.") for name in loaded.unexpected_keys)
+    bundle = load(both.folder, head="encoder")
+    assert isinstance(bundle.model, Encoder)
+    assert not bundle.missing_keys
+    assert any(name.startswith("decoder.") for name in bundle.unexpected_keys)
     source = both.source()
     whole = both.ours.model.encode(source).hidden.values
-    torch.testing.assert_close(loaded.model(source), whole)
+    torch.testing.assert_close(bundle.model(source), whole)
 
 
 def test_an_unknown_activation_is_refused_by_name(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_an_unknown_activation_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_a_gate_by_the_exact_gelu_is_not_written_as_theirs(tmp_path: Path) -> None:
-    shape = spec.replace(t5.PRESETS["small"], width=8, heads=2, layers=1, hidden=8, gated=True, activation="gelu")
+    shape = spec.replace(t5.PRESETS["small"], d_model=8, heads=2, layers=1, d_ff=8, gated=True, activation="gelu")
     model = build_on_meta(t5.make_spec(shape, source_vocab_size=9, target_vocab_size=9))
     with pytest.raises(InputError, match="exact GELU"):
         save(ModelBundle(model), tmp_path, "huggingface")

@@ -36,14 +36,14 @@ def whole(theirs: nn.Module, ours: nn.Module) -> Iterator[Tied]:
 
 
 def layer_pairs(theirs: Any, ours: Any) -> Iterator[Tied]:
-    yield from attention_pairs(theirs.self_attn, ours.attention)
-    yield from whole(theirs.norm1, ours.around_attention.norm)
-    if ours.cross is not None:
-        yield from attention_pairs(theirs.multihead_attn, ours.cross)
-        yield from whole(theirs.norm2, ours.around_cross.norm)
+    yield from attention_pairs(theirs.self_attn, ours.self_attention)
+    yield from whole(theirs.norm1, ours.self_attention_residual.norm)
+    if ours.cross_attention is not None:
+        yield from attention_pairs(theirs.multihead_attn, ours.cross_attention)
+        yield from whole(theirs.norm2, ours.cross_attention_residual.norm)
     yield from whole(theirs.linear1, ours.feedforward.up)
     yield from whole(theirs.linear2, ours.feedforward.down)
-    yield from whole(theirs.norm2 if ours.cross is None else theirs.norm3, ours.around_feedforward.norm)
+    yield from whole(theirs.norm2 if ours.cross_attention is None else theirs.norm3, ours.feedforward_residual.norm)
 
 
 def pairs(theirs: nn.Transformer, ours: EncoderDecoder) -> Iterator[Tied]:
@@ -116,17 +116,17 @@ SHAPES = [(False, "relu", 3, 3), (True, "relu", 3, 3), (False, "gelu", 1, 4), (T
 @pytest.fixture(params=SHAPES, ids=lambda p: f"{'pre' if p[0] else 'post'}-norm-{p[1]}-{p[2]}+{p[3]}")
 def both(request: pytest.FixtureRequest) -> Both:
     norm_first, activation, layers, decoder_layers = request.param
-    shape = transformer.Shape(
-        width=WIDTH,
+    shape = transformer.Config(
+        d_model=WIDTH,
         heads=HEADS,
         layers=layers,
         decoder_layers=decoder_layers,
-        hidden=HIDDEN,
+        d_ff=HIDDEN,
         dropout=0.0,
         activation=activation,
         norm_first=norm_first,
     )
-    ours = build(transformer.spec(shape, source=VOCABULARY, target=VOCABULARY))
+    ours = build(transformer.make_spec(shape, source_vocab_size=VOCABULARY, target_vocab_size=VOCABULARY))
     assert isinstance(ours, EncoderDecoder)
     theirs = their_transformer(norm_first, activation, layers, decoder_layers)
     with torch.no_grad():
@@ -139,7 +139,7 @@ def both(request: pytest.FixtureRequest) -> Both:
 def test_every_parameter_of_ours_is_taken_from_theirs(both: Both) -> None:
     taken = {id(our) for *_, our in pairs(both.theirs, both.ours)}
     left = {name for name, parameter in both.ours.named_parameters() if id(parameter) not in taken}
-    assert left == {"source.tokens.weight", "target.tokens.weight"}
+    assert left == {"source_embedding.tokens.weight", "target_embedding.tokens.weight"}
 
 
 def test_logits_equal_torch_transformer(both: Both) -> None:

@@ -117,7 +117,7 @@ def test_out_and_in_again_gives_equal_bytes(both: Pictures, tmp_path: Path) -> N
 
 
 def test_captured_maps_equal_eager_attention(tmp_path: Path) -> None:
-    check_maps(make(tmp_path), attentions="encoder.{i}.attention")
+    check_maps(make(tmp_path), attentions="encoder.{i}.self_attention")
 
 
 def test_the_pooler_equals_theirs(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_two_equal_sides_are_one_number(tmp_path: Path) -> None:
         ({"pooler_act": "relu"}, "pooler_act is 'relu'"),
         ({"hidden_act": "mish"}, "hidden_act 'mish' is unknown"),
         ({"architectures": ["ViTForMaskedImageModeling"]}, "'ViTForMaskedImageModeling'"),
-        ({"num_channels": 1}, r"'source.projection.weight' is \[35, 3, 5, 5\] there"),
+        ({"num_channels": 1}, r"'source_embedding.projection.weight' is \[35, 3, 5, 5\] there"),
     ],
 )
 def test_what_we_do_not_have_is_refused_by_name(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
@@ -226,10 +226,10 @@ def test_a_body_pretrained_on_masked_images_serves_a_new_head(tmp_path: Path) ->
     theirs.save_pretrained(tmp_path)
     with pytest.raises(InputError, match="ViTForMaskedImageModeling"):
         checkpoints.load(tmp_path)
-    loaded = checkpoints.load(tmp_path, head="sequence", labels=["cat", "dog", "bird"])
-    assert loaded.missing_keys == ("head.linear.bias", "head.linear.weight")
-    assert loaded.unexpected_keys == ("decoder.0.bias", "decoder.0.weight")
-    assert loaded.model(torch.randn(2, 3, 15, 15)).shape == (2, 3)
+    bundle = checkpoints.load(tmp_path, head="sequence", labels=["cat", "dog", "bird"])
+    assert bundle.missing_keys == ("head.linear.bias", "head.linear.weight")
+    assert bundle.unexpected_keys == ("decoder.0.bias", "decoder.0.weight")
+    assert bundle.model(torch.randn(2, 3, 15, 15)).shape == (2, 3)
 
 
 def test_sizes_have_the_parameters_of_the_paper() -> None:

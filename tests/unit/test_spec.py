@@ -58,13 +58,13 @@ def test_an_unknown_type_is_refused_with_the_nearest_known_one() -> None:
 
 
 def test_an_unknown_field_is_refused_with_the_nearest_known_one() -> None:
-    with pytest.raises(InputError, match="Model has no field 'sorce'; did you mean 'source'"):
-        spec.from_json(changed(sorce=None))
+    with pytest.raises(InputError, match="Model has no field 'sorce_embedding'; did you mean 'source_embedding'"):
+        spec.from_json(changed(sorce_embedding=None))
 
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("start", "2"), ("start", True), ("start", 1.5), ("shared", 1), ("family", None), ("source", "none")],
+    [("bos_id", "2"), ("bos_id", True), ("bos_id", 1.5), ("share_embeddings", 1), ("family", None), ("source_embedding", "none")],
 )
 def test_a_value_of_the_wrong_type_is_refused_by_name(key: str, value: object) -> None:
     with pytest.raises(InputError, match=rf"Model\.{key} cannot be"):
@@ -72,7 +72,7 @@ def test_a_value_of_the_wrong_type_is_refused_by_name(key: str, value: object) -
 
 
 def test_a_value_outside_its_choices_is_refused() -> None:
-    head = {"type": "Head", "kind": "poem", "width": 5, "outputs": 8}
+    head = {"type": "Head", "kind": "poem", "d_model": 5, "num_outputs": 8}
     with pytest.raises(InputError, match=r"Head\.kind cannot be 'poem'"):
         spec.from_json(changed(head=head))
 
@@ -83,8 +83,8 @@ def test_a_part_in_the_place_of_another_is_refused() -> None:
 
 
 def test_a_missing_field_is_refused_by_name() -> None:
-    with pytest.raises(InputError, match="outputs"):
-        spec.from_json(changed(head={"type": "Head", "kind": "lm", "width": 5}))
+    with pytest.raises(InputError, match="num_outputs"):
+        spec.from_json(changed(head={"type": "Head", "kind": "lm", "d_model": 5}))
 
 
 def test_a_refusal_names_the_place() -> None:
@@ -93,8 +93,8 @@ def test_a_refusal_names_the_place() -> None:
 
 
 def test_a_whole_number_serves_where_a_fraction_is_asked() -> None:
-    embed = {"type": "Embed", "vocabulary": 8, "width": 4, "dropout": 0}
-    assert spec.from_json(changed(target=embed)).target_embedding == spec.Embedding(vocab_size=8, d_model=4)
+    embed = {"type": "Embedding", "vocab_size": 8, "d_model": 4, "dropout": 0}
+    assert spec.from_json(changed(target_embedding=embed)).target_embedding == spec.Embedding(vocab_size=8, d_model=4)
 
 
 def test_sizes_left_out_follow_from_width_and_heads() -> None:

@@ -1,7 +1,7 @@
 """Documents cut to a model's length with no token lost, and batches of the pieces.
 
-`CutDocuments` keeps documents apart: a piece is (a part of) one document, so that attention never crosses a border.
-`PackedDocuments` joins them end to end and cuts every `longest` tokens, as for GPT-2: attention crosses borders.
+`ChunkedDocuments` keeps documents apart: a piece is (a part of) one document, so that attention never crosses a border.
+`PackedDocuments` joins them end to end and cuts every `max_length` tokens, as for GPT-2: attention crosses borders.
 Lengths count the tokens of the text; a model's [CLS] and [SEP] are the caller's, who asks for as many fewer.
 """
 
@@ -19,7 +19,7 @@ from qkv.data.corpora.tokenized_corpus import TokenizedCorpus, expand_counts
 from qkv.data.rng import Bools, CounterRNG, Ints, PackedChunks
 from qkv.errors import InputError
 
-STRATEGIES = ("even", "longest", "sentences")
+STRATEGIES = ("even", "greedy", "sentences")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,18 +39,18 @@ class Chunks:
 
 
 def chunk_documents(lengths: Ints, max_length: int, *, strategy: str = "even", sentence_ends: Ints | None = None) -> Chunks:
-    """Cuts documents of `lengths` tokens into pieces of at most `longest`; one that fits stays whole.
+    """Cuts documents of `lengths` tokens into pieces of at most `max_length`; one that fits stays whole.
 
     A longer one is cut into as few pieces as will do:
     - even: all of nearly the same length, so that none is a scrap of a few tokens;
-    - longest: all but the last one of `longest` tokens;
+    - greedy: all but the last one of `max_length` tokens;
     - sentences: before the sentence that no longer fits, given where each one ends when all documents stand end to end
-      (`Encoded.sentence_ends`); a sentence over `longest` is first cut as in `even`. This may take more pieces.
+      (`TokenizedCorpus.sentence_ends`); a sentence over `max_length` is first cut as in `even`. This may take more pieces.
     """
     if max_length < 1:
         raise InputError(f"pieces of at most {max_length} tokens cannot be; use 1 or more")
     if strategy not in STRATEGIES:
-        raise InputError(f"pieces are cut at {', '.join(STRATEGIES)}, not '{strategy}'")
+        raise InputError(f"chunks are cut at {', '.join(STRATEGIES)}, not '{strategy}'")
     document_lengths = np.asarray(lengths, dtype=np.int64)
     if strategy == "sentences":
         if sentence_ends is None:
@@ -58,7 +58,7 @@ def chunk_documents(lengths: Ints, max_length: int, *, strategy: str = "even", s
         return _chunk_at_sentences(document_lengths, max_length, sentence_ends)
     chunk_counts = -(-document_lengths // max_length)
     document, chunk_number = expand_counts(chunk_counts)
-    if strategy == "longest":
+    if strategy == "greedy":
         begin = chunk_number * max_length
         return Chunks(document, begin, np.minimum(begin + max_length, document_lengths[document]))
     begin, end = (document_lengths[document] * (chunk_number + step) // chunk_counts[document] for step in (0, 1))
@@ -66,7 +66,7 @@ def chunk_documents(lengths: Ints, max_length: int, *, strategy: str = "even", s
 
 
 def sentence_edges(sentence_ends: Ints, max_length: int) -> Ints:
-    """Where units begin and end [units + 1]: sentences, or nearly even parts of one that is over `longest`."""
+    """Where units begin and end [units + 1]: sentences, or nearly even parts of one that is over `max_length`."""
     sentence_lengths = np.diff(sentence_ends, prepend=0)
     chunks = chunk_documents(sentence_lengths, max_length)
     return np.concatenate([np.zeros(1, np.int64), (sentence_ends - sentence_lengths)[chunks.document] + chunks.end])
@@ -89,7 +89,7 @@ def _chunk_at_sentences(document_lengths: Ints, max_length: int, sentence_ends: 
 
 
 def _greedy_stops(edges: list[int], max_length: int) -> list[int]:
-    """Of rising places, each at most `longest` behind the one before: the fewest stops on the way to the last one."""
+    """Of rising places, each at most `max_length` behind the one before: the fewest stops on the way to the last one."""
     stops: list[int] = []
     index = 0
     while index + 1 < len(edges):
@@ -102,7 +102,7 @@ def _greedy_stops(edges: list[int], max_length: int) -> list[int]:
 class ChunkBatch:
     """Packed pieces, with the epoch that, beside seed and number, decides what is done to them.
 
-    Where a piece is a pair, `first` is the length of its first segment and `follows` says whether the second one really
+    Where a piece is a pair, `first_lengths` is the length of its first segment and `is_next` says whether the second one really
     follows it.
     """
 
@@ -119,7 +119,7 @@ class ChunkBatch:
         return len(self.chunks.ids)
 
     def split(self, num_microbatches: int) -> list[ChunkBatch]:
-        """Cut into at most `parts` consecutive batches of about equal token count, each of at least one piece."""
+        """Cut into at most `num_microbatches` consecutive batches of about equal token count, each of at least one piece."""
         if num_microbatches < 1:
             raise InputError(f"a batch cannot be split into {num_microbatches} parts; use 1 or more")
         ends = np.cumsum(self.chunks.lengths)
@@ -167,8 +167,8 @@ class ChunkedDocuments:
 
 
 class PackedDocuments:
-    """All documents end to end, in an order that seed and epoch decide, each with `separator` behind it, cut every
-    `longest` tokens; the last piece of an epoch is what is left."""
+    """All documents end to end, in an order that seed and epoch decide, each with `separator_id` behind it, cut every
+    `max_length` tokens; the last piece of an epoch is what is left."""
 
     def __init__(self, corpus: TokenizedCorpus, max_length: int, separator_id: int, *, seed: int) -> None:
         if max_length < 1:
@@ -185,7 +185,7 @@ class PackedDocuments:
         return order, np.cumsum(self.corpus.lengths[order] + 1) - 1
 
     def lengths(self, epoch: int) -> Ints:  # noqa: ARG002
-        return chunk_documents(np.array([self._total_tokens]), self.max_length, strategy="longest").lengths
+        return chunk_documents(np.array([self._total_tokens]), self.max_length, strategy="greedy").lengths
 
     def gather(self, epoch: int, indices: Ints) -> ChunkBatch:
         order, separator_positions = self._cached_layout(epoch)
@@ -203,9 +203,9 @@ class PackedDocuments:
 
 
 class ChunkBatches(ResumableBatches[ChunkBatch]):
-    """The endless run of batches of pieces, of at most `budget` tokens each; see `Endless.from_place`.
+    """The endless run of batches of pieces, of at most `max_tokens` tokens each; see `ResumableBatches.iterate_from`.
 
-    Pieces of like length share a batch; `pool=1` mixes all lengths.
+    Pieces of like length share a batch; `bucket_pool=1` mixes all lengths.
     """
 
     def __init__(self, source: ChunkSource, max_tokens: int, seed: int, num_workers: int = 0, bucket_pool: int = BUCKET_POOL) -> None:

@@ -18,11 +18,11 @@ from qkv.data.corpora.sentence_split import sentence_ends
 from qkv.data.formats.fields import parse_json_object, string_field
 from qkv.errors import InputError, did_you_mean
 
-FORMATS = ("lines", "blank", "whole", "jsonl", "parquet")
+FORMATS = ("line_per_document", "blank_line_separated", "file_per_document", "jsonl", "parquet")
 DATASETS_PREFIX = "datasets:"
 PYTHON_TOPICS = "python:topics"
 # Which formats a file in a folder may have, by its name's ending; a .json of a corpus holds JSON lines.
-_FORMATS_BY_SUFFIX = {".txt": ("lines", "blank", "whole"), ".jsonl": ("jsonl",), ".ndjson": ("jsonl",), ".json": ("jsonl",)}
+_FORMATS_BY_SUFFIX = {".txt": FORMATS[:3], ".jsonl": ("jsonl",), ".ndjson": ("jsonl",), ".json": ("jsonl",)}
 _FORMATS_BY_SUFFIX |= {".parquet": ("parquet",)}
 _COMPRESSED = (".gz", ".zst")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -64,11 +64,11 @@ class Corpus:
     """The documents of files, folders and datasets; each iteration begins at the first one.
 
     `format` says how documents stand in a file:
-    - lines: a document a line;
-    - blank: blank lines stand between documents, and a line is a sentence;
-    - whole: a file is a document, with lines that end anywhere;
-    - jsonl: an object a line, with the text in `field`;
-    - parquet: a row each, with the text in the column `field`.
+    - line_per_document: a document a line;
+    - blank_line_separated: blank lines stand between documents, and a line is a sentence;
+    - file_per_document: a file is a document, with lines that end anywhere;
+    - jsonl: an object a line, with the text in `text_field`;
+    - parquet: a row each, with the text in the column `text_field`.
     Without it the name's ending decides, but never between the first three: a .txt needs to be told. Of a folder
     and those in it, the visible files that end as the format does are read, sorted by path. "datasets:NAME",
     "datasets:NAME:SPLIT" and "datasets:NAME@CONFIGURATION:SPLIT" are Hugging Face datasets, streamed.
@@ -101,13 +101,13 @@ class Corpus:
 
     def manifest(self) -> dict[str, Any]:
         """What decides which documents come."""
-        return {"sources": [asdict(file) for file in self.files], "field": self.text_field}
+        return {"files": [asdict(file) for file in self.files], "text_field": self.text_field}
 
     def _read_file(self, file: CorpusFile) -> Iterator[Document]:
         readers: dict[str, Callable[[CorpusFile], Iterator[Document]]] = {
-            "lines": self._read_lines,
-            "blank": self._read_blank_separated,
-            "whole": self._read_whole_file,
+            "line_per_document": self._read_lines,
+            "blank_line_separated": self._read_blank_separated,
+            "file_per_document": self._read_whole_file,
             "jsonl": self._read_jsonl,
             "parquet": self._read_parquet,
             "datasets": self._read_hf_dataset,
@@ -252,7 +252,7 @@ def _infer_format(path: Path) -> str:
     formats = _possible_formats(path)
     if len(formats) == 1 or not path.exists():
         return formats[0] if formats else FORMATS[0]
-    options = "lines (a document a line), blank (blank lines between documents) or whole (a document a file)"
+    options = f"{FORMATS[0]}, {FORMATS[1]} or {FORMATS[2]}"
     raise InputError(f"{path}: its name does not tell where a document ends; give the format: {options}")
 
 
@@ -262,12 +262,6 @@ def _decode_line(raw: bytes, name: str, number: int) -> str:
     except UnicodeDecodeError as problem:
         reason = f"not UTF-8 at byte {problem.start + 1} of the line"
         raise InputError(f"{name}:{number}: {reason}; save the file as UTF-8") from None
-
-
-
-
-
-
 
 
 def _first_line(problem: BaseException) -> str:

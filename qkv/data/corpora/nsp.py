@@ -29,9 +29,9 @@ class _EpochPairs(NamedTuple):
 
 
 class NextSentencePairs:
-    """A source of pieces, each a pair of segments of `longest` tokens together at most.
+    """A source of pieces, each a pair of segments of `max_length` tokens together at most.
 
-    Pair `number` of an epoch is a function of the corpus, `longest`, the seed, the epoch and the number. A piece of one
+    Pair `number` of an epoch is a function of the corpus, `max_length`, the seed, the epoch and the number. A piece of one
     sentence is split anywhere; one of a single token has nothing that follows it. Where the first sentence of another
     document is longer than there is room, its beginning is taken.
     """
@@ -85,7 +85,7 @@ class NextSentencePairs:
         return np.where(high - low > 1, between, np.minimum(anywhere, self._chunk_ends))
 
     def _sample_continuations(self, first_end: Ints, bits: RandomBits) -> tuple[Ints, Ints]:
-        """Sentences of another document, as near to the length of what follows `split` as they and the room allow."""
+        """Sentences of another document, as near to the length of what follows `first_end` as they and the room allow."""
         document_first, document_size = self._first_sentences[self._document_ranks], (self._last_sentences - self._first_sentences)[self._document_ranks]
         sentence = _random_below(bits, len(self._sentence_edges) - 1 - document_size)
         sentence += np.where(sentence >= document_first, document_size, 0)  # any but those of the piece's own document

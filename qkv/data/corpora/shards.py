@@ -25,9 +25,9 @@ from qkv.tokenization.tokenizer import Tokenizer
 
 META = "meta.json"
 SHARD_TOKENS = 2**26  # 128 MiB of two-byte ids
-_VERSION = 1
+_VERSION = 2
 _METADATA_KEY = "qkv"
-_TENSOR_NAMES = ("ids", "documents", "sentences")
+_TENSOR_NAMES = ("ids", "document_ends", "sentence_ends")
 _DTYPES: dict[str, np.dtype[Any]] = {"U16": np.dtype("<u2"), "U32": np.dtype("<u4"), "I64": np.dtype("<i8")}
 _RERUN_HINT = "give the same qkv data build command again"
 
@@ -36,9 +36,9 @@ ProgressCallback = Callable[[int, int], None]
 
 
 class Shards(TokenizedCorpus):
-    """A folder that `build` has finished, by mapped memory: opening it reads next to nothing.
+    """A folder that `build_shards` has finished, by mapped memory: opening it reads next to nothing.
 
-    With `tokeniser`, a folder that was built with another one is refused. Sizes and counts are checked here; `check`
+    With `tokenizer`, a folder that was built with another one is refused. Sizes and counts are checked here; `check`
     also reads every byte.
     """
 
@@ -50,13 +50,13 @@ class Shards(TokenizedCorpus):
         if "shards" not in meta:
             raise InputError(f"{self.folder}: is not finished; {_RERUN_HINT}")
         self.meta = meta
-        if tokenizer is not None and tokenizer_fingerprint(tokenizer) != self.meta["tokeniser"]:
+        if tokenizer is not None and tokenizer_fingerprint(tokenizer) != self.meta["tokenizer_fingerprint"]:
             raise InputError(f"{self.folder}: was built with another tokeniser; build it again, or load that tokeniser")
         blocks = []
         for number, expected in enumerate(self.meta["shards"]):
             path = _shard_path(self.folder, number)
             block, metadata = _open_shard(path)
-            if metadata != expected or (check and block.fingerprint() != metadata["digest"]):
+            if metadata != expected or (check and block.fingerprint() != metadata["fingerprint"]):
                 raise InputError(f"{path}: damaged, or of another build; remove {self.folder} and build it again")
             blocks.append(block)
         super().__init__(blocks)
@@ -66,8 +66,8 @@ class Shards(TokenizedCorpus):
 
     def fingerprint(self) -> str:
         """The same for the same ids in the same shards; read off the index."""
-        fingerprints = " ".join(shard["digest"] for shard in self.meta["shards"])
-        return hashlib.blake2b(f"{self.meta['tokeniser']} {fingerprints}".encode(), digest_size=16).hexdigest()
+        fingerprints = " ".join(shard["fingerprint"] for shard in self.meta["shards"])
+        return hashlib.blake2b(f"{self.meta['tokenizer_fingerprint']} {fingerprints}".encode(), digest_size=16).hexdigest()
 
 
 def build_shards(
@@ -82,7 +82,7 @@ def build_shards(
     """Encodes the documents into `folder`; goes on after its last whole shard if it was begun before.
 
     A shard ends with the document that brings it to `shard_tokens`. Given again, the documents must be the same: of a
-    `Corpus`, names and sizes of the files are compared. `tell` is called with what an earlier call has left, then
+    `Corpus`, names and sizes of the files are compared. `on_progress` is called with what an earlier call has left, then
     again and again.
     """
     folder = Path(folder)
@@ -111,7 +111,7 @@ def build_shards(
 def _build_settings(documents: Iterable[Document], tokenizer: Tokenizer, shard_tokens: int) -> dict[str, Any]:
     """What a build is begun with; all that decides its bytes."""
     manifest = documents.manifest() if isinstance(documents, Corpus) else {}
-    settings = {"version": _VERSION, "tokeniser": tokenizer_fingerprint(tokenizer), "vocabulary": tokenizer.vocab_size}
+    settings = {"version": _VERSION, "tokenizer_fingerprint": tokenizer_fingerprint(tokenizer), "vocab_size": tokenizer.vocab_size}
     return {**settings, "shard_tokens": shard_tokens, **manifest}
 
 
@@ -204,7 +204,7 @@ def _split_into_shards(blocks: Iterable[TokenBlock], shard_tokens: int) -> Itera
 
 def _shard_metadata(block: TokenBlock) -> dict[str, Any]:
     counts = {"documents": len(block.document_ends), "sentences": len(block.sentence_ends), "tokens": len(block.ids)}
-    return {**counts, "digest": block.fingerprint()}
+    return {**counts, "fingerprint": block.fingerprint()}
 
 
 def _open_shard(path: Path) -> tuple[TokenBlock, dict[str, Any]]:

@@ -26,7 +26,7 @@ class StreamingBatches:
     """The endless run of batches of a corpus that can be iterated again and again, such as `Corpus`.
 
     Within a window the order is random; over windows it is the corpus's, so the files should not be sorted by subject.
-    `make` says how a window becomes pieces of at most `longest` tokens; by default each document is cut evenly.
+    `make_source` says how a window becomes pieces of at most `max_length` tokens; by default each document is cut evenly.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class StreamingBatches:
         self._max_tokens, self._seed, self._bucket_pool = max_tokens, seed, bucket_pool
 
     def iterate_from(self, epoch: int, batch_index: int) -> Iterator[tuple[DataPosition, ChunkBatch]]:
-        """Batches from number `index` of window `epoch` on, each with the place after it: enter there to go on."""
+        """Batches from number `batch_index` of window `epoch` on, each with the place after it: enter there to go on."""
         if epoch < 0 or batch_index < 0:
             raise InputError(f"batch {batch_index} of window {epoch} does not exist; count from 0")
         return self._iterate(epoch, batch_index)
@@ -78,7 +78,7 @@ class StreamingBatches:
         lengths = source.lengths(window_number)
         if not len(lengths):
             return window_number, source, []
-        plan_options = {"budget": self._max_tokens, "seed": self._seed, "epoch": window_number, "pool": self._bucket_pool}
+        plan_options = {"max_tokens": self._max_tokens, "seed": self._seed, "epoch": window_number, "bucket_pool": self._bucket_pool}
         return window_number, source, plan_epoch(lengths, lengths * 0, **plan_options)
 
     def _iter_windows(self) -> Iterator[list[Document]]:

@@ -42,8 +42,8 @@ def read_table(
     file_type: str | None = None,
     answer_optional: bool = False,
 ) -> Iterator[MultipleChoiceExample]:
-    """Choices out of a table: `options` names one JSON field with a list, or columns with commas between; `answer` is
-    the number of the right one, from 0. Where it is `optional`, a table without that column has no answers."""
+    """Choices out of a table: `choices` names one JSON field with a list, or columns with commas between; `answer` is
+    the number of the right one, from 0. Where it is `answer_optional`, a table without that column has no answers."""
     names = [name.strip() for name in choices.split(",")]
     required = [name for name in (context, text_pair, id) if name is not None] + names
     for row in read_rows(path, error_policy, required=required + ([answer] if answer and not answer_optional else []), file_type=file_type):

@@ -23,7 +23,7 @@ def read_clinc(path: Path, error_policy: ErrorPolicy, *, split: str = "train") -
         raise InputError(f'{path}: not a CLINC file; write {{"train": [["text", "intent"], …], …}}')
     for split_key in (CLINC_SPLITS.get(split_name, split_name) for split_name in split.split("+")):
         if not isinstance(data.get(split_key), list):
-            raise InputError(f"{path}: no part '{split_key}' in it; {did_you_mean(split_key, data)}")
+            raise InputError(f"{path}: no split '{split_key}' in it; {did_you_mean(split_key, data)}")
         for number, record in enumerate(data[split_key], 1):
             location = f"{path}: {split_key} {number}"
             with error_policy:
@@ -62,7 +62,7 @@ def _parse_emotion(number: str, label_names: list[str] | None, location: str) ->
 def read_restaurant8k(path: Path, error_policy: ErrorPolicy) -> Iterator[TextExample]:
     """Restaurant8k (Coope et al., 2020): what a guest says, with a span for each slot in it.
 
-    The second text is the slots that were asked for, if any; the label is the slots that are filled. `tags.tagged`
+    The second text is the slots that were asked for, if any; the label is the slots that are filled. `spans_to_tags`
     makes BIO tags of the spans.
     """
     for location, record in json_records(path, error_policy):

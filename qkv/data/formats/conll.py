@@ -203,7 +203,7 @@ def _no_space_before(records: Sequence[ConlluRow]) -> list[bool]:
     ranges: list[tuple[int, int]] = []
     for location, columns in records:
         id_match, space_after = _ID.fullmatch(columns[0]), "SpaceAfter=No" not in columns[9].split("|")
-        assert id_match is not None  # `_record` has refused it
+        assert id_match is not None  # `_parse_conllu_row` has refused it
         if id_match["empty"]:
             continue
         first, last = int(id_match["word"]), int(id_match["last"] or id_match["word"])

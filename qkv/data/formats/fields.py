@@ -1,4 +1,4 @@
-"""Fields of a JSON object that are there and of the kind that they should be; strings are `readers.text_field`'s."""
+"""Fields of a JSON object that are there and of the kind that they should be."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def require_field(record: Mapping[str, Any], name: str, location: str) -> Any:
 
 
 def parse_json_object(line: str, location: str, expected: str) -> dict[str, object]:
-    """The object that a line of JSON lines holds; `wanted` shows what it should look like."""
+    """The object that a line of JSON lines holds; `expected` shows what it should look like."""
     try:
         record = json.loads(line)
     except json.JSONDecodeError as problem:

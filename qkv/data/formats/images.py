@@ -168,5 +168,5 @@ def _split_folder(path: Path, split: str) -> Path:
     matches = [path / name for name in names if (path / name).is_dir()]
     if not matches:
         contents = ", ".join(sorted(entry.name for entry in path.iterdir())[:12])
-        raise InputError(f"{path}: no folder {' or '.join(names)} for the part '{split}'; in it: {contents}")
+        raise InputError(f"{path}: no folder {' or '.join(names)} for the split '{split}'; in it: {contents}")
     return matches[0]

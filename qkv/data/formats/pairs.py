@@ -66,7 +66,7 @@ def read_scitldr(path: Path, error_policy: ErrorPolicy) -> Iterator[SourceWithRe
 def _make_example(row: Row, source: str, target: str) -> SourceWithReferences:
     text = " ".join(_text_or_list(row, source))
     references = _text_or_list(row, target)
-    return SourceWithReferences(text, tuple(dict.fromkeys(references)), row.location)  # equal references once, as `pair.group` has them
+    return SourceWithReferences(text, tuple(dict.fromkeys(references)), row.location)  # equal references once, as `group_by_source` has them
 
 
 def _text_or_list(row: Row, name: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Every format by its name, and the one way in: `read("glue:MNLI", folder, part="dev")`."""
+"""Every format by its name, and the one way in: `read("glue:MNLI", folder, split="dev")`."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def read(
     skip_bad: bool = False,
     **options: Any,
 ) -> Examples[Any]:
-    """All examples of a file in one of the FORMATS, or of the file of a `part` in a folder of them.
+    """All examples of a file in one of the FORMATS, or of the file of a `split` in a folder of them.
 
     `columns` says which column is which, `{"text": "review", "label": "stars"}`; `options` are the reader's others.
     What is bad is one line with file and line number; with `skip_bad` the rest is read and `skipped` has those lines.
@@ -114,7 +114,7 @@ def read(
 def iter_examples(
     format: str, path: str | Path, error_policy: ErrorPolicy, *, split: str | None = None, columns: Mapping[str, Any] | None = None
 ) -> Iterator[Any]:
-    """The same examples one by one as they are read, for files that are too large to be held; `bad` has what is bad."""
+    """The same examples one by one as they are read, for files that are too large to be held; `error_policy` has what is bad."""
     reader, file, settings = _resolve(format, path, split, columns or {})
     yield from reader(file, error_policy, **settings)
 
@@ -128,7 +128,7 @@ def _resolve(
     if not dataset_format.reader_takes_split:
         return dataset_format.reader, find_split_file(Path(path), split, dataset_format.split_files), dict(settings)
     file = find_split_file(Path(path), None, dataset_format.split_files) if dataset_format.split_files.files else Path(path)
-    return dataset_format.reader, file, {**settings, "part": split or "train"}
+    return dataset_format.reader, file, {**settings, "split": split or "train"}
 
 
 def has_splits(format: str, path: str | Path) -> bool:
@@ -147,7 +147,7 @@ def get_format(format: str) -> DatasetFormat:
 def reader_options(format: str) -> list[str]:
     """The columns and options that a format's reader takes."""
     reader = get_format(format).reader
-    fixed = {"part", *(reader.keywords if isinstance(reader, partial) else ())}
+    fixed = {"split", *(reader.keywords if isinstance(reader, partial) else ())}
     parameters = inspect.signature(reader).parameters.values()
     return [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY and parameter.name not in fixed]
 

@@ -36,11 +36,11 @@ def find_split_file(path: Path, split: str | None, split_files: SplitFiles) -> P
         matches = _files_named_after(folder, split_name, split_files.suffixes)
         if len(matches) > 1:
             file_names = ", ".join(file.name for file in matches)
-            raise InputError(f"{folder}: several files may be its part '{split_name}': {file_names}; name the file itself")
+            raise InputError(f"{folder}: several files may be its split '{split_name}': {file_names}; name the file itself")
     if not matches:
         contents = ", ".join(sorted(file.name for file in folder.iterdir())[:12]) or "nothing"
         expected = " or ".join(split_files.files[split_name]) if split_files.files else f"{split_name}*{' or '.join(split_files.suffixes)}"
-        raise InputError(f"{folder}: no {expected} for the part '{split_name}'; in it: {contents}")
+        raise InputError(f"{folder}: no {expected} for the split '{split_name}'; in it: {contents}")
     return matches[0]
 
 
@@ -53,7 +53,7 @@ def _canonical_split(split: str, split_files: SplitFiles, path: Path) -> str:
     if split_name.removesuffix("_matched") in known:
         return split_name.removesuffix("_matched")
     if split_name not in known:
-        raise InputError(f"{path}: there is no part '{split}'; {did_you_mean(split, known)}")
+        raise InputError(f"{path}: there is no split '{split}'; {did_you_mean(split, known)}")
     return split_name
 
 

@@ -42,7 +42,7 @@ class Row:
 
 
 def read(path: str | Path, *, skip_bad: bool = False, **options: Any) -> Examples[TextExample]:
-    """All examples of a table. The options are those of `labelled`."""
+    """All examples of a table. The options are those of `read_labeled`."""
     return collect_examples(read_labeled, Path(path), skip_bad, **options)
 
 
@@ -78,9 +78,9 @@ def read_labeled(
 ) -> Iterator[TextExample]:
     """Texts, or pairs of texts, with their labels from the columns of those names; `label=None` reads none.
 
-    A `number` is a label to be regressed. With a `separator` an example has any number of labels, as it has where a
+    With `regression` a label is a number. With a `label_separator` an example has any number of labels, as it has where a
     JSON field is a list. Without a `header` the columns are called "1", "2", …. Examples of one `group` can be held out
-    together. `form` is one of the FORMS where the file's name does not tell.
+    together. `file_type` is one of the FILE_TYPES where the file's name does not tell.
     """
     required = [name for name in (text, text_pair, label, id, group) if name is not None]
     for row in read_rows(path, error_policy, required=required, file_type=file_type, header=header):
@@ -138,9 +138,9 @@ def read_rows(
     header: bool = True,
     allow_short_rows: bool = False,
 ) -> Iterator[Row]:
-    """The records of a table that has the columns that it `needs`.
+    """The records of a table that has the columns that are `required`.
 
-    In a `ragged` one a record may be shorter or longer than the header: then it lacks fields, or loses the last.
+    With `allow_short_rows` a record may be shorter or longer than the header: then it lacks fields, or loses the last.
     """
     file_type = file_type or _infer_file_type(path)
     if file_type not in FILE_TYPES:

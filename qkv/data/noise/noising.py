@@ -34,9 +34,9 @@ class MLMConfig:
     whole_word: bool = False  # a word is asked for with all its tokens or not at all
 
     def __post_init__(self) -> None:
-        _check_fractions(self, "rate", "masked", "random")
+        _check_fractions(self, "mask_prob", "mask_token_prob", "random_token_prob")
         if self.mask_token_prob + self.random_token_prob > 1:
-            raise InputError(f"masked {self.mask_token_prob} and random {self.random_token_prob} are more than all; keep the sum at most 1")
+            raise InputError(f"mask_token_prob {self.mask_token_prob} and random_token_prob {self.random_token_prob} are more than all; keep the sum at most 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +50,9 @@ class DenoisingConfig:
     poisson_lambda: float = 3.0  # length of such a span, Poisson; a span of no token puts a mask between two
 
     def __post_init__(self) -> None:
-        _check_fractions(self, "rotate", "delete", "infill")
+        _check_fractions(self, "rotate_prob", "delete_prob", "infill_ratio")
         if self.poisson_lambda <= 0:
-            raise InputError(f"mean is {self.poisson_lambda}; spans need a mean length above 0")
+            raise InputError(f"poisson_lambda is {self.poisson_lambda}; spans need a mean length above 0")
 
 
 DEFAULT_MLM, DEFAULT_DENOISING = MLMConfig(), DenoisingConfig()
@@ -95,7 +95,7 @@ def mask_tokens(chunks: PackedChunks, vocab: VocabTables, rng: CounterRNG, confi
 def _continues_word(chunks: PackedChunks, is_text: Bools, vocab: VocabTables) -> Bools:
     """Which tokens belong to the word of the token before them.  # [T]"""
     if vocab.is_subword_continuation is None:
-        raise InputError("this vocabulary does not tell where a word begins; set whole_words: false")
+        raise InputError("this vocabulary does not tell where a word begins; set whole_word: false")
     follows_text = np.roll(is_text, 1)  # text stands before it
     follows_text[chunks.starts] = False
     return follows_text & vocab.is_subword_continuation[chunks.ids]
@@ -113,7 +113,7 @@ def add_noise(chunks: PackedChunks, vocab: VocabTables, rng: CounterRNG, config:
 def permute_sentences(chunks: PackedChunks, vocab: VocabTables, rng: CounterRNG) -> PackedChunks:
     """The sentences of each piece in random order; a sentence ends behind a full stop."""
     if vocab.is_sentence_end is None:
-        raise InputError("this vocabulary does not tell where a sentence ends; set permute: false")
+        raise InputError("this vocabulary does not tell where a sentence ends; set permute_sentences: false")
     is_body, body_start, _ = _text_body(chunks, vocab)
     is_sentence_start = np.roll(vocab.is_sentence_end[chunks.ids] & is_body, 1) & is_body  # a stop stands before it
     is_sentence_start[body_start[body_start < len(chunks.ids)]] = True
@@ -154,7 +154,7 @@ def infill_spans(chunks: PackedChunks, vocab: VocabTables, rng: CounterRNG, rati
     """Spans of Poisson length are drawn until a share of the tokens lies in them, and each becomes one mask token.
 
     Spans never overlap: they are put at random between the tokens that stay. One that would take the share over its
-    limit is kept with the probability that makes the expected share just `rate`.
+    limit is kept with the probability that makes the expected share just `ratio`.
     """
     run_ids, run_lengths, is_text_run = _text_runs(chunks, vocab)  # each token's run; [R], [R]
     target_counts = np.where(is_text_run, ratio * run_lengths, 0.0)
@@ -212,5 +212,5 @@ def _text_body(chunks: PackedChunks, vocab: VocabTables) -> tuple[Bools, Ints, I
 def _require_mask_id(vocab: VocabTables) -> int:
     if vocab.mask_id is None:
         hint = "train the tokeniser for bert, roberta or bart, which have one (qkv tokenizer train --family)"
-        raise InputError(f"text.tokenizer: this vocabulary has no mask token; {hint}")
+        raise InputError(f"tokenizer.path: this vocabulary has no mask token; {hint}")
     return vocab.mask_id

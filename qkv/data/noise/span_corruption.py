@@ -29,9 +29,9 @@ class SpanCorruptionConfig:
 
     def __post_init__(self) -> None:
         if not 0 < self.noise_density < 1:
-            raise InputError(f"rate is {self.noise_density}; a share of spans lies between 0 and 1")
+            raise InputError(f"noise_density is {self.noise_density}; a share of spans lies between 0 and 1")
         if self.mean_noise_span_length < 1:
-            raise InputError(f"mean is {self.mean_noise_span_length}; a span has at least one token")
+            raise InputError(f"mean_noise_span_length is {self.mean_noise_span_length}; a span has at least one token")
 
 
 DEFAULT_SPAN_CORRUPTION = SpanCorruptionConfig()
@@ -49,7 +49,7 @@ class _SpanPlan(NamedTuple):
 def corrupt_spans(chunks: PackedChunks, vocab: VocabTables, rng: CounterRNG, config: SpanCorruptionConfig = DEFAULT_SPAN_CORRUPTION) -> PairBatch:
     """Source: the pieces with a sentinel for each span; target: each sentinel with its span, and one more sentinel.
 
-    The end token that closes both is added where the model's start and end are known (`objectives.seq2seq.inputs`).
+    The end token that closes both is added where the model's start and end are known (`objectives.seq2seq.make_inputs`).
     """
     vocab.check_ids(chunks.ids)
     plan = _plan_spans(chunks, rng, config)
@@ -77,7 +77,7 @@ def corrupt_spans(chunks: PackedChunks, vocab: VocabTables, rng: CounterRNG, con
 
 
 def max_chunk_tokens(max_source_length: int, config: SpanCorruptionConfig = DEFAULT_SPAN_CORRUPTION) -> int:
-    """How many tokens a piece may have for its source, closed by the end token, to have at most `source`."""
+    """How many tokens a piece may have for its source, closed by the end token, to have at most `max_source_length`."""
     length = max_source_length - 1
     while _max_source_length(length + 1, config) <= max_source_length:
         length += 1
@@ -133,7 +133,7 @@ def _random_partition(keys: RandomBits, num_noise_tokens: Ints, num_spans: Ints)
 
 
 def _slice_bits(bits: RandomBits, offsets: Ints, counts: Ints) -> RandomBits:
-    """`counts[i]` words from place `firsts[i]` on, for each i.  # [counts.sum()]"""
+    """`counts[i]` words from place `offsets[i]` on, for each i.  # [counts.sum()]"""
     row = np.repeat(np.arange(len(counts)), counts)
     selected: RandomBits = bits[offsets[row] + cumsum_within_rows(np.ones_like(row), row)]
     return selected
@@ -143,7 +143,7 @@ def _require_sentinels(vocab: VocabTables, plan: _SpanPlan, chunks: PackedChunks
     needed = int(plan.num_spans.max()) + 1
     if not vocab.sentinel_ids:
         reason = "this vocabulary has no sentinels, which stand for spans"
-        raise InputError(f"text.tokenizer: {reason}; train the tokeniser for t5 (qkv tokenizer train --family t5)")
+        raise InputError(f"tokenizer.path: {reason}; train the tokeniser for t5 (qkv tokenizer train --family t5)")
     if needed > len(vocab.sentinel_ids):
         length = chunks.lengths[plan.num_spans.argmax()]
         reason = f"a piece of {length} tokens needs {needed} sentinels and the vocabulary has {len(vocab.sentinel_ids)}"

@@ -7,13 +7,14 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from types import ModuleType
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from qkv import spec
 from qkv.errors import InputError, did_you_mean
 from qkv.families.hf.rules import Rule
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 HFConfig = dict[str, Any]
 
@@ -31,7 +32,7 @@ ACTIVATIONS = {
 
 @dataclass(frozen=True)
 class ConfigKey:
-    """One value: its key in config.json, the field of the family's Shape (or keyword of its `spec`), its place."""
+    """One value: its key in config.json, the field of the family's Config (or keyword of its `make_spec`), its place."""
 
     hf_key: str
     config_field: str
@@ -98,7 +99,7 @@ class HFFormat:
 
 def spec_from_hf_config(family: ModuleType, config: HFConfig, location: str, head: str, labels: tuple[str, ...]) -> spec.Model:
     """The spec that a config.json describes, under a head; a value that we do not know is refused by name."""
-    hf_format: HFFormat = family.HUGGING_FACE
+    hf_format: HFFormat = family.HF_FORMAT
     config = hf_format.from_hf_config(dict(config))
     for key, value in hf_format.supported_values.items():
         if config.get(key, value) not in (value, None):
@@ -123,15 +124,15 @@ _UNSUPPORTED_KEYS: dict[str, Callable[[Any], bool]] = {
 
 
 def _defaults(family: ModuleType) -> dict[str, Any]:
-    spec_params = {name: parameter.default for name, parameter in inspect.signature(family.spec).parameters.items()}
-    return spec_params | {f.name: f.default for f in fields(family.Shape)}
+    spec_params = {name: parameter.default for name, parameter in inspect.signature(family.make_spec).parameters.items()}
+    return spec_params | {f.name: f.default for f in fields(family.Config)}
 
 
 def _make_spec(family: ModuleType, values: dict[str, Any], head: str, labels: tuple[str, ...]) -> spec.Model:
-    config_fields = {f.name for f in fields(family.Shape)}
-    config = family.Shape(**{name: value for name, value in values.items() if name in config_fields})
+    config_fields = {f.name for f in fields(family.Config)}
+    config = family.Config(**{name: value for name, value in values.items() if name in config_fields})
     spec_kwargs = {name: value for name, value in values.items() if name not in config_fields}
-    model_spec: spec.Model = family.spec(config, head=head, labels=labels, **spec_kwargs)
+    model_spec: spec.Model = family.make_spec(config, head=head, labels=labels, **spec_kwargs)
     return model_spec
 
 
@@ -155,17 +156,17 @@ def _check_type(config_key: ConfigKey, value: Any, default: Any, location: str) 
         raise InputError(f"{location}: {config_key.hf_key} cannot be {value!r}")
 
 
-_POSITIVE_FIELDS = ("width", "heads", "layers", "hidden", "length", "source", "target", "image", "patch", "channels")
+_POSITIVE_FIELDS = ("d_model", "heads", "layers", "d_ff", "max_length", "source_vocab_size", "target_vocab_size", "image_size", "patch_size", "num_channels")
 
 
 def hf_config_from_spec(family: ModuleType, model: spec.Model) -> tuple[HFConfig, str]:
     """The config.json of a spec, and their class for its head. What the table cannot say again is refused."""
-    hf_format: HFFormat = family.HUGGING_FACE
+    hf_format: HFFormat = family.HF_FORMAT
     labels = model.head.labels if model.head is not None else ()
-    comparable = model if model.head is None else replace(model, head=replace(model.head, several=False, word="first"))
+    comparable = model if model.head is None else replace(model, head=replace(model.head, multi_label=False, subword_pooling="first"))
     for name, architecture in hf_format.architectures.items():
         # a body may stand under their class that has a pooler, which it is read without where its weights are not there
-        head = "body" if model.head is None and architecture.head == "pooler" else architecture.head
+        head = "backbone" if model.head is None and architecture.head == "pooler" else architecture.head
         config, values = _config_of(hf_format, model, head)
         if _make_spec(family, values, head, labels) == comparable:
             return _add_metadata(hf_format.to_hf_config(config | dict(hf_format.supported_values)), hf_format, name, labels) | _usage_of(model), name
@@ -180,14 +181,14 @@ def _apply_usage(model: spec.Model, config: HFConfig) -> spec.Model:
     """With what a config says of the use of the head's logits, which is no part of the mathematics."""
     head = model.head
     if head is not None and head.kind == "sequence" and config.get(_PROBLEM_TYPE_KEY) == _MULTI_LABEL:
-        return replace(model, head=replace(head, several=True))
+        return replace(model, head=replace(head, multi_label=True))
     if head is not None and head.kind == "token" and config.get(_SUBWORD_POOLING_KEY) == "mean":
-        return replace(model, head=replace(head, word="mean"))
+        return replace(model, head=replace(head, subword_pooling="mean"))
     return model
 
 
 def _usage_of(model: spec.Model) -> HFConfig:
-    """The inverse of `_used`."""
+    """The inverse of `_apply_usage`."""
     if model.head is not None and model.head.multi_label:
         return {_PROBLEM_TYPE_KEY: _MULTI_LABEL}
     return {_SUBWORD_POOLING_KEY: "mean"} if model.head is not None and model.head.subword_pooling == "mean" else {}

@@ -28,7 +28,7 @@ from qkv.nn import Ragged
 from qkv.nn.block import Block
 
 Strategy = Literal["ddp", "fsdp"]
-Result = TypeVar("Answer")
+Result = TypeVar("Result")
 
 _RANK_VARS = ("RANK", "WORLD_SIZE", "LOCAL_RANK")  # torchrun says them to each process that it starts
 _RENDEZVOUS_VARS = ("MASTER_ADDR", "MASTER_PORT")
@@ -118,10 +118,10 @@ def destroy_process_group(dist_info: DistributedInfo) -> None:
 
 
 def wrap_model(loss_module: nn.Module, model: nn.Module, strategy: Strategy, use_bf16: bool, dist_info: DistributedInfo) -> nn.Module:
-    """What the loop calls instead of the judge; it gives the same losses, and gradients that are means over ranks.
+    """What the loop calls instead of the loss module; it gives the same losses, and gradients that are means over ranks.
 
     All ranks hold the same weights before. `fsdp` replaces the model's parameters by shards on the ranks' devices:
-    the model may lie on the CPU until then, and the optimiser is made after. With `half`, blocks are gathered in
+    the model may lie on the CPU until then, and the optimiser is made after. With `use_bf16`, blocks are gathered in
     bfloat16; the loop's autocast stays on, so that all else computes as in one process.
     """
     if dist_info.is_single:
@@ -140,6 +140,8 @@ def _shard(model: nn.Module, use_bf16: bool, dist_info: DistributedInfo) -> None
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
+    if torch.__version__ < "2.13":
+        _register_pytree()
     mesh = init_device_mesh(dist_info.device.type, (dist_info.world_size,))
     # inputs are not cast and the root, with its embeddings, stays in float32: the residual stream is what it is in
     # one process
@@ -151,8 +153,8 @@ def _shard(model: nn.Module, use_bf16: bool, dist_info: DistributedInfo) -> None
     # what blocks leave is the root's: a matrix with two names has to be in one group, and whoever reads the head's
     # weights after the model has been called finds them gathered
     fully_shard(model, mesh=mesh, reshard_after_forward=False)
-    if hasattr(model, "both"):
-        register_fsdp_forward_method(model, "both")
+    if hasattr(model, "forward_with_aux_head"):
+        register_fsdp_forward_method(model, "forward_with_aux_head")
 
 
 def _register_pytree() -> None:
@@ -162,7 +164,7 @@ def _register_pytree() -> None:
 
     if Ragged not in _pytree.SUPPORTED_NODES:
         _pytree.register_pytree_node(
-            Ragged, lambda ragged: ([ragged.values], ragged.layout), lambda values, layout: Ragged(*values, layout)
+            Ragged, lambda ragged: ([ragged.values], ragged.layout), lambda values, layout: Ragged(next(iter(values)), layout)
         )
 
 
@@ -209,7 +211,7 @@ def all_reduce_sum(tensor: Tensor, dist_info: DistributedInfo) -> Tensor:
 
 
 def clip_grad_norm(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
-    """Scales gradients down to a norm of at most `limit`, over all shards; gives the norm that they had."""
+    """Scales gradients down to a norm of at most `max_norm`, over all shards; gives the norm that they had."""
     parameters = list(parameters)
     gradients = [_gradient_values(p) for p in parameters if p.grad is not None]
     if all(type(g) is Tensor and g.device.type == "cpu" and g.is_contiguous() for g in gradients):

@@ -45,7 +45,7 @@ def save_sharded(
         raise InputError(
             f"{path}: cannot be saved: {_reason(error)}{hint}; free some space or choose another folder"
         ) from None
-    metadata = {"folder": name, "progress": dataclasses.asdict(train_state)}
+    metadata = {"folder": name, "train_state": dataclasses.asdict(train_state)}
     on_main_rank(dist_info, lambda: atomic_write_text(folder / LAST, json.dumps(metadata, indent=1) + "\n"))
     on_main_rank(dist_info, lambda: _remove_stale(folder, keep=name))
     on_main_rank(dist_info, lambda: delete_stale_averages(folder, train_state))
@@ -105,7 +105,7 @@ def _named_tensors(model: AnyModel, optimizer: torch.optim.Optimizer) -> dict[st
     """The very tensors of model and optimiser, by name; an optimiser that has not stepped is given its moments."""
     tensors = {f"model.{name}": tensor.detach() for name, tensor in unique_state_dict(model).items()}
     moments: Mapping[str, Mapping[str, Tensor]] = get_optimizer_state_dict(model, optimizer)["state"]  # type: ignore[assignment]
-    return tensors | {f"optimiser.{name}.{key}": t for name, states in moments.items() for key, t in states.items()}
+    return tensors | {f"optimizer.{name}.{key}": t for name, states in moments.items() for key, t in states.items()}
 
 
 def _read_metadata(folder: Path) -> tuple[Path, TrainState] | None:
@@ -115,7 +115,7 @@ def _read_metadata(folder: Path) -> tuple[Path, TrainState] | None:
         return None
     try:
         metadata = json.loads(path.read_text(encoding="utf-8"))
-        return folder / metadata["folder"], TrainState(**metadata["progress"])
+        return folder / metadata["folder"], TrainState(**metadata["train_state"])
     except (OSError, ValueError, KeyError, TypeError):
         raise InputError(f"{path}: not a note of a checkpoint of qkv's; remove it to train afresh") from None
 

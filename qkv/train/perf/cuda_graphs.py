@@ -20,7 +20,7 @@ from qkv.nn import Ragged
 from qkv.train.perf.static_batch import StaticShapePadder, can_pad
 
 LossTotals = tuple[Tensor, ...]
-InputsT = TypeVar("AnyPart", bound=tuple[Any, ...])
+InputsT = TypeVar("InputsT", bound=tuple[Any, ...])
 
 _EAGER_RUNS = 2  # times that a shape runs before it is recorded: what is compiled or planned is then there
 _MAX_GRAPHS = 4
@@ -46,7 +46,7 @@ class CudaGraphRunner:
         padder: StaticShapePadder | None = None,
         capture_all: bool = True,
     ):
-        """With `frame`, batches of varied lengths may be put into one; not `every`: only such are recorded."""
+        """With `padder`, batches of varied lengths may be put into one shape; not `capture_all`: only such are recorded."""
         self.backward = backward
         self.parameters = list(parameters)
         self.padder, self.capture_all = padder, capture_all

@@ -60,7 +60,7 @@ class LazyEmbedding:
 
 
 class LazyEmbeddingAdamW(torch.optim.AdamW):
-    """torch's, to whose state and figures its own are equal, where some weights are those of `tables`."""
+    """torch's, to whose state and figures its own are equal, where some weights are those of `embeddings`."""
 
     def __init__(self, param_groups: Any, embeddings: list[LazyEmbedding], **settings: Any):
         super().__init__(param_groups, **settings)

@@ -23,7 +23,7 @@ _MIN_STEPS = 20  # steps that a slope can be found among
 
 
 def exponential_lr(step: int, *, min_lr: float, max_lr: float, steps: int) -> float:
-    """From `low` at step 1 to `high` at the last, by the same factor each step."""
+    """From `min_lr` at step 1 to `max_lr` at the last, by the same factor each step."""
     return float(min_lr * (max_lr / min_lr) ** ((step - 1) / max(1, steps - 1)))
 
 
@@ -37,7 +37,7 @@ def exponential_average(values: Sequence[float], decay: float = _EMA_DECAY) -> l
 
 
 def local_slopes(x: Sequence[float], y: Sequence[float], radius: int) -> NDArray[np.float64]:
-    """Of the straight line through each point and `reach` neighbours on both sides, as far as there are any."""
+    """Of the straight line through each point and `radius` neighbours on both sides, as far as there are any."""
     xs, ys = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
     result = np.empty(len(xs))
     for i in range(len(xs)):

@@ -1,6 +1,6 @@
 """What the machine can do at best, and what training asks of it: the two sides of a share of the peak.
 
-share = tokens a second x work a token / matrix peak. Chowdhery et al. 2022, appendix B, call it model FLOPs
+mfu = tokens a second x work a token / matrix peak. Chowdhery et al. 2022, appendix B, call it model FLOPs
 utilisation; their peak is the maker's figure, ours is measured.
 """
 
@@ -25,7 +25,7 @@ _MIN_SAMPLES = 8  # at least; the best counts, for a disturbed sample says nothi
 
 
 def matmul_peak_flops(device: torch.device | str, use_bf16: bool) -> float:
-    """FLOP/s of a large matrix product, in bfloat16 if `half`; measured once a process and device, then remembered."""
+    """FLOP/s of a large matrix product, in bfloat16 if `use_bf16`; measured once a process and device, then remembered."""
     device = torch.device(device)
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
@@ -93,7 +93,7 @@ def flops_per_token(
     """FLOPs that training needs a token: 6 a weight that multiplies it, and attention's at these lengths.
 
     Tokens are all that are read, source and target. Sequences of many lengths n cost what those of sum(n²) / sum(n)
-    tokens do. `judged`: the share of tokens whose logits are worked out, such as the 0.15 that are masked. Attention is
+    tokens do. `logits_fraction`: the share of tokens whose logits are worked out, such as the 0.15 that are masked. Attention is
     counted whole, also where a causal mask hides half of it, as is the custom.
     """
     m, n = (max(1, round(length)) if length else 0 for length in (source_length, target_length))
@@ -103,7 +103,7 @@ def flops_per_token(
 
     flops = float(training(model))
     if logits_fraction != 1 and model.head is not None and model.head.is_token_level:
-        without_aux_head = spec.replace(model, beside=None)
+        without_aux_head = spec.replace(model, aux_head=None)
         flops -= (1 - logits_fraction) * (training(without_aux_head) - training(spec.replace(without_aux_head, head=None)))
     tokens = (m if model.encoder is not None else 0) + (n if model.decoder is not None else 0)
     return flops / tokens
@@ -116,7 +116,7 @@ def flops_per_token_of_batch(model: spec.Model, inputs: Sequence[Any]) -> float:
     # a task's text is read by both sides of an encoder-decoder, and stands in the part once
     source = mean_lengths[0] if model.encoder is not None else 0.0
     target = mean_lengths[-1] if model.decoder is not None else 0.0
-    logits_fraction = inputs.targets[0] / sum(lengths[-1]) if model.decoder is None else 1.0  # type: ignore[attr-defined]
+    logits_fraction = inputs.num_targets[0] / sum(lengths[-1]) if model.decoder is None else 1.0  # type: ignore[attr-defined]
     return flops_per_token(model, source_length=source, target_length=target, logits_fraction=min(logits_fraction, 1.0))
 
 

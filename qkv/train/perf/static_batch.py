@@ -16,7 +16,7 @@ from torch import Tensor
 from qkv.nn import BatchLayout, Ragged
 from qkv.objectives.classification import Inputs
 
-InputsT = TypeVar("AnyPart", bound=tuple[Any, ...])
+InputsT = TypeVar("InputsT", bound=tuple[Any, ...])
 
 _LEARN_BATCHES = 16  # batches from which the frame is learned
 _MAX_GROWTHS = 2  # each is another recording, of which there are four at most
@@ -41,9 +41,9 @@ class StaticShapePadder:
         padded = inputs if self.static_shape is None else pad_to_static(inputs, *self.static_shape)  # type: ignore[arg-type]
         if padded is not inputs:
             return padded  # type: ignore[return-value]
-        if self.static_shape is None or (self.growths_left and 2 * layout.total >= self.static_shape[0]):  # a remainder is let go
+        if self.static_shape is None or (self.growths_left and 2 * layout.num_tokens >= self.static_shape[0]):  # a remainder is let go
             self.growths_left -= self.static_shape is not None
-            self.observed_shapes.append((layout.total, len(layout), layout.longest))
+            self.observed_shapes.append((layout.num_tokens, len(layout), layout.max_length))
             self.static_shape = _choose_static_shape(self.observed_shapes) if len(self.observed_shapes) >= _LEARN_BATCHES else None
         return inputs
 
@@ -64,7 +64,7 @@ def _choose_static_shape(observed_shapes: list[tuple[int, int, int]]) -> tuple[i
     max_tokens = max(tokens for tokens, _, _ in observed_shapes)
     full_batches = [(tokens, num_sequences) for tokens, num_sequences, _ in observed_shapes if 2 * tokens >= max_tokens]
     min_sequences, num_sequences = min(n for _, n in full_batches), int(max(n for _, n in full_batches) * _SEQUENCE_MARGIN)
-    while True:  # each sequence that is added needs one token, and has room for `longest`
+    while True:  # each sequence that is added needs one token, and has room for `max_length`
         num_sequences += 1
         num_tokens = -(-(max_tokens + num_sequences - min_sequences) // _TOKEN_MULTIPLE) * _TOKEN_MULTIPLE
         if all(num_tokens - tokens <= (num_sequences - n) * max_length for tokens, n in full_batches):
@@ -76,7 +76,7 @@ def pad_to_static(inputs: Inputs, num_tokens: int, num_sequences: int, max_lengt
     judged, as many are as there are: some once more, for nothing.
 
     The sum of losses and its gradient stay as they were. What does not fit is given back as it is. What is added is not
-    over `longest`, which the model can take; the batch's own may be, as long as a kernel is told the same of both.
+    over `max_length`, which the model can take; the batch's own may be, as long as a kernel is told the same of both.
     """
     layout = inputs.source.layout
     extra_tokens, extra_sequences = num_tokens - layout.num_tokens, num_sequences - len(layout)
@@ -92,7 +92,7 @@ def pad_to_static(inputs: Inputs, num_tokens: int, num_sequences: int, max_lengt
     num_targets = num_sequences if inputs.positions is None else num_tokens
     labels = _pad(inputs.labels, num_targets - len(inputs.labels), ignore_value)
     positions = None if inputs.positions is None else _pad(inputs.positions, num_targets - len(inputs.positions))
-    return inputs._replace(source=source, segments=token_type_ids, at=positions, labels=labels)
+    return inputs._replace(source=source, segments=token_type_ids, positions=positions, labels=labels)
 
 
 def _pad(values: Tensor, count: int, fill_value: float = 0) -> Tensor:

@@ -27,7 +27,7 @@ from qkv.data.labels import LabeledExample, check_labels
 from qkv.data.rng import CounterRNG
 from qkv.errors import InputError, did_you_mean
 from qkv.families import bert
-from qkv.generation.inputs import max_input_length
+from qkv.checkpoints.inputs import max_input_length
 from qkv.nn import Decoder, build
 from qkv.nn.model import set_features_and_lora
 from qkv.objectives.classification import auxiliary_lm_loss, head_logits
@@ -54,7 +54,7 @@ from qkv.train.workloads.task_data import iter_texts, read_split
 
 __all__ = ["FinetuneWorkload", "build_finetune_workload", "read_split"]
 
-_SINGLE_LABEL_TASKS = ("classify", "picture")  # tasks that choose one class
+_SINGLE_LABEL_TASKS = ("text_classification", "image_classification")  # tasks that choose one class
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +69,7 @@ class FeatureBatch:
         return sum(feature.length for feature in self.features)
 
     def split(self, num_microbatches: int) -> list[FeatureBatch]:
-        """Cut into at most `parts` consecutive batches of about equal token count."""
+        """Cut into at most `num_microbatches` consecutive batches of about equal token count."""
         ends = np.cumsum([feature.length for feature in self.features]).tolist()
         edges = balanced_split(ends, min(num_microbatches, len(self.features)))
         return [FeatureBatch(self.features[start:end], self.epoch) for start, end in pairwise(edges)]
@@ -95,7 +95,7 @@ class FeatureBatches(ResumableBatches[FeatureBatch]):
 
 @dataclass(frozen=True, eq=False)
 class FinetuneWorkload:
-    """See `qkv.train.workload.Work`."""
+    """See `qkv.train.workload.Workload`."""
 
     recipe: FinetuneRecipe
     task: Task[Any]
@@ -110,7 +110,7 @@ class FinetuneWorkload:
 
     @property
     def loss_names(self) -> tuple[str, ...]:
-        return ("loss", "language_loss") if self.recipe.finetune.lm_loss_weight else ("loss",)
+        return ("loss", "lm_loss") if self.recipe.finetune.lm_loss_weight else ("loss",)
 
     @property
     def spec(self) -> spec.Model:
@@ -144,7 +144,7 @@ class FinetuneWorkload:
     def save_assets(self, folder: Path) -> None:
         self.processor.save(folder / (PREPROCESSOR if isinstance(self.processor, ImageProcessor) else SOURCE_TOKENIZER_FILE))
         if self.base_digest is not None:
-            write_base_reference(folder, str(self.recipe.model["from"]), self.base_digest)
+            write_base_reference(folder, str(self.recipe.model["init_from"]), self.base_digest)
 
     def batches_from(self, epoch: int, batch_index: int) -> Iterator[tuple[DataPosition, FeatureBatch]]:
         return self._batches.iterate_from(epoch, batch_index)
@@ -164,7 +164,7 @@ class FinetuneWorkload:
         if not lm_loss_weight:
             return (self.task.loss(head_logits(model, inputs), inputs),)
         assert isinstance(model, Decoder)
-        logits, hidden = model.forward_with_hidden_states(inputs.source, inputs.at)
+        logits, hidden = model.forward_with_hidden_states(inputs.source, inputs.positions)
         lm_loss = auxiliary_lm_loss(model, inputs, hidden)
         return self.task.loss(logits, inputs), LossSum(lm_loss.total * lm_loss_weight, lm_loss.num_targets)
 
@@ -178,7 +178,7 @@ class FinetuneWorkload:
             bundle = ModelBundle(model, self.processor, self.processor)
         metrics = compute_metrics(self.task, predict(self.task, bundle, self.valid_examples), self.valid_examples, self._labels)
         if self.metric not in metrics:
-            raise InputError(f"valid.metric: {self.task.name} has no '{self.metric}'; {did_you_mean(self.metric, metrics)}")
+            raise InputError(f"validation.metric: {self.task.name} has no '{self.metric}'; {did_you_mean(self.metric, metrics)}")
         return metrics
 
     def sample_outputs(self, model: AnyModel) -> list[str]:  # noqa: ARG002
@@ -197,13 +197,13 @@ def build_finetune_workload(recipe: FinetuneRecipe, folder: Path) -> FinetuneWor
         raise InputError(f"no validation examples: {message}")
     train, valid = _require_examples(train, "training"), _require_examples(valid, "validation")
     labels = tuple(task.labels(train))
-    if hasattr(task, "found_out"):
-        recipe = replace(recipe, task=recipe.task | task.found_out(train))
+    if hasattr(task, "infer_settings"):
+        recipe = replace(recipe, task=recipe.task | task.infer_settings(train))
         task = make_task(recipe)
     if recipe.finetune.class_weights == "balanced":
-        task = make_task(recipe, weights=_balanced_class_weights(task, train, labels))
+        task = make_task(recipe, class_weights=_balanced_class_weights(task, train, labels))
     torch.manual_seed(recipe.seed)  # what is fresh is drawn
-    bundle = _load_pretrained(recipe, task, labels) if "from" in recipe.model else _build_fresh(recipe, folder, task, labels, train)
+    bundle = _load_pretrained(recipe, task, labels) if "init_from" in recipe.model else _build_fresh(recipe, folder, task, labels, train)
     model, processor = bundle.model, _make_processor(recipe, task, bundle)
     apply_head_overrides(task, model)
     base_digest = _apply_finetune_config(recipe, folder, model)
@@ -223,7 +223,7 @@ def _make_processor(recipe: FinetuneRecipe, task: Task[Any], bundle: ModelBundle
         assert isinstance(bundle.model.spec.source_embedding, spec.PatchEmbedding)  # it was looked at
         return task.make_image_processor(bundle.model.spec.source_embedding, bundle.image_processor)
     if bundle.source_tokenizer is None:
-        raise InputError(f"{recipe.model['from']}: has no tokeniser; name a model that has one")
+        raise InputError(f"{recipe.model['init_from']}: has no tokeniser; name a model that has one")
     return bundle.source_tokenizer
 
 
@@ -237,23 +237,23 @@ def _build_fresh(recipe: FinetuneRecipe, folder: Path, task: Task[Any], labels: 
     """A fresh model, and where it reads text a tokeniser that the training examples' texts are cut by."""
     family = recipe.model["family"]
     module = families.get_family(family)
-    spec_parameters = inspect.signature(module.spec).parameters
+    spec_parameters = inspect.signature(module.make_spec).parameters
     if "head" not in spec_parameters:
         raise InputError(f"model.family: {family} has no head for a task; try bert, roberta, gpt2, rnn or vit")
     if recipe.finetune.backbone_frozen:
-        raise InputError("tune: of a fresh model everything has to be trained; leave out what keeps its body as it is")
+        raise InputError("finetune: of a fresh model everything has to be trained; leave out what keeps its body as it is")
     if isinstance(task, ImageClassification):
-        if not hasattr(module.Shape, "patch"):
-            raise InputError(f"model.family: {family} reads text, and the task picture needs one that looks; take vit")
+        if not hasattr(module.Config, "patch_size"):
+            raise InputError(f"model.family: {family} reads text, and the task image_classification needs one that looks; take vit")
         if recipe.tokenizer != TokenizerSection():
-            raise InputError("text: a model that looks at pictures has no tokeniser; leave out this section")
+            raise InputError("tokenizer: a model that looks at pictures has no tokeniser; leave out this section")
         with _name_task_in_errors(task):
-            return ModelBundle(build(module.spec(model_config(recipe), head=task.head_kind, labels=labels)))
-    template = getattr(module, "TEMPLATE", bert.TOKENIZER_TEMPLATE)  # a family that has none, the recurrent one, reads as BERT
+            return ModelBundle(build(module.make_spec(model_config(recipe), head=task.head_kind, labels=labels)))
+    template = getattr(module, "TOKENIZER_TEMPLATE", bert.TOKENIZER_TEMPLATE)  # a family that has none, the recurrent one, reads as BERT
     tokenizer = resolve_tokenizer(recipe, folder, iter_texts(train), template)
-    vocab_args = {side: tokenizer.vocab_size for side in ("source", "target") if side in spec_parameters} | special_token_ids(recipe, tokenizer)
+    vocab_args = {name: tokenizer.vocab_size for name in ("source_vocab_size", "target_vocab_size") if name in spec_parameters} | special_token_ids(recipe, tokenizer)
     with _name_task_in_errors(task):
-        return ModelBundle(build(module.spec(model_config(recipe), head=task.head_kind, labels=labels, **vocab_args)), tokenizer, tokenizer)
+        return ModelBundle(build(module.make_spec(model_config(recipe), head=task.head_kind, labels=labels, **vocab_args)), tokenizer, tokenizer)
 
 
 @contextmanager
@@ -271,16 +271,16 @@ def _apply_finetune_config(recipe: FinetuneRecipe, folder: Path, model: AnyModel
     finetune, base_digest = recipe.finetune, None
     if finetune.lm_loss_weight and (not isinstance(model, Decoder) or finetune.backbone_frozen or recipe.train.strategy == "fsdp"):
         reason = "goes with a decoder such as gpt2 that is trained as a whole, and not in shards"
-        raise InputError(f"tune.language: the next token's loss {reason}; set it to 0")
+        raise InputError(f"finetune.lm_loss_weight: the next token's loss {reason}; set it to 0")
     if finetune.lora is not None:
         if recipe.train.strategy == "fsdp":
-            raise InputError("tune.adapters: train in copies, not in shards; leave train.spread at ddp")
+            raise InputError("finetune.lora: trains in copies, not in shards; leave train.strategy at ddp")
         base_digest = backbone_digest(model)
         if has_checkpoint(folder):
-            check_base_reference(folder, str(recipe.model["from"]), base_digest)
+            check_base_reference(folder, str(recipe.model["init_from"]), base_digest)
     if finetune.lora is not None or finetune.feature_layers not in (None, "last"):
         fields = None if finetune.lora is None else asdict(finetune.lora)
-        lora_config = None if fields is None else spec.LoraConfig(**(fields | {"matrices": tuple(fields["matrices"])}))
+        lora_config = None if fields is None else spec.LoraConfig(**(fields | {"target_modules": tuple(fields["target_modules"])}))
         set_features_and_lora(model, finetune.feature_layers or "last", lora_config)
     if finetune.backbone_frozen:
         model.freeze_backbone()
@@ -305,16 +305,16 @@ def _with_label_smoothing(recipe: FinetuneRecipe, settings: dict[str, Any]) -> d
     if not recipe.train.label_smoothing:
         return settings
     if recipe.task["name"] not in _SINGLE_LABEL_TASKS:
-        raise InputError(f"train.smoothing: goes with the task {' or '.join(_SINGLE_LABEL_TASKS)}; set it to 0 here")
-    if "smoothing" in settings:
-        raise InputError("train.smoothing and task.smoothing are one thing; leave out one of the two")
-    return settings | {"smoothing": recipe.train.label_smoothing}
+        raise InputError(f"train.label_smoothing: goes with the task {' or '.join(_SINGLE_LABEL_TASKS)}; set it to 0 here")
+    if "label_smoothing" in settings:
+        raise InputError("train.label_smoothing and task.label_smoothing are one thing; leave out one of the two")
+    return settings | {"label_smoothing": recipe.train.label_smoothing}
 
 
 def _balanced_class_weights(task: Task[Any], train: Sequence[Any], labels: Sequence[str]) -> tuple[float, ...]:
     """Inverse to how often a class is there; their mean over examples is one."""
     if task.name not in _SINGLE_LABEL_TASKS:
-        raise InputError("tune.class_weights: goes with tasks that choose one class; leave it at none")
+        raise InputError("finetune.class_weights: goes with tasks that choose one class; leave it at none")
     counts = Counter(task.gold(example) for example in train)
     return tuple(len(train) / (len(labels) * counts[label]) for label in labels)
 

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from qkv import families, spec
-from qkv.checkpoints.hf_checkpoint import head_names
 from qkv.checkpoints.model_folder import SOURCE_TOKENIZER_FILE, AnyModel, ModelBundle
 from qkv.data.batching import DataPosition
 from qkv.data.corpora.chunks import ChunkBatch, ChunkBatches
@@ -45,7 +44,7 @@ _MAX_MEAN_LOSS = 700.0  # a mean loss above which its exponential is no number
 
 @dataclass(frozen=True)
 class PretrainingWorkload:
-    """See `qkv.train.workload.Work`."""
+    """See `qkv.train.workload.Workload`."""
 
     recipe: PretrainingRecipe
     chunker: Chunker
@@ -75,7 +74,7 @@ class PretrainingWorkload:
         self.check_validation_data()
 
     def check_validation_data(self) -> None:
-        if not any(self.collate(batch, step).targets[0] for step, batch in enumerate(self._valid_batches)):
+        if not any(self.collate(batch, step).num_targets[0] for step, batch in enumerate(self._valid_batches)):
             remedy = "give more of it, of longer documents, or raise the objective's rate"
             raise InputError(f"no token of the held-out text is asked for; {remedy}")
 
@@ -106,19 +105,19 @@ class PretrainingWorkload:
     def collate(self, batch: ChunkBatch, step: int) -> Any:
         objective, rng = self.objective_at(step), CounterRNG(self.recipe.seed, batch.epoch)
         config: Any = self.recipe.objective.active[objective]
-        if objective == "causal":
+        if objective == "clm":
             return clm.make_inputs(batch.chunks, bos_id=None if self.chunker.is_packed else self.chunker.tokenizer.bos_id)
         chunks, type_ids = apply_template(batch, self.chunker.template)
-        if objective == "masked":
+        if objective == "mlm":
             assert isinstance(self.spec.source_embedding, spec.Embedding)
             token_type_ids = type_ids if self.spec.source_embedding.num_segments and self.chunker.uses_nsp else None
             return mlm.make_inputs(chunks, self._vocab_tables, rng, config, segments=token_type_ids, is_next=batch.is_next)
-        if objective == "span":
+        if objective == "span_corruption":
             return span_corruption.make_inputs(chunks, self._vocab_tables, rng, config, model=self.spec)
         noised = denoising.make_inputs(chunks, self._vocab_tables, rng, config, model=self.spec)
         if noised.source.layout.max_length > self.chunker.max_input:
-            message = f"spans of mean length {config.mean} put more masks into a text than they take tokens out of it"
-            raise InputError(f"objective.denoise.mean: {message}; set it to 1 or more, or a smaller data.length")
+            message = f"spans of mean length {config.poisson_lambda} put more masks into a text than they take tokens out of it"
+            raise InputError(f"objective.denoising.poisson_lambda: {message}; set it to 1 or more, or a smaller data.max_length")
         return noised
 
     def losses(self, model: Any, inputs: Any) -> tuple[LossSum, ...]:
@@ -149,7 +148,7 @@ class PretrainingWorkload:
         try:
             return build(self.spec)
         except InputError as error:
-            raise InputError(f"model: {error}; see model.width, model.heads and their like") from None
+            raise InputError(f"model: {error}; see model.d_model, model.heads and their like") from None
         except RuntimeError as error:
             if "can't allocate memory" not in str(error):
                 raise
@@ -186,10 +185,10 @@ class PretrainingWorkload:
 
 def build_pretraining_workload(recipe: PretrainingRecipe, folder: Path) -> PretrainingWorkload:
     """Reads the text and trains the tokeniser, or takes the one that the run's folder has."""
-    if recipe.train.label_smoothing and {"causal", "masked"} & set(recipe.objective.active):
-        raise InputError("train.smoothing: goes with denoise and span; set it to 0 for causal and masked")
+    if recipe.train.label_smoothing and {"clm", "mlm"} & set(recipe.objective.active):
+        raise InputError("train.label_smoothing: goes with denoising and span_corruption; set it to 0 for clm and mlm")
     initial_model = None
-    if "from" in recipe.model:
+    if "init_from" in recipe.model:
         initial_model, tokenizer = _load_pretrained(recipe)
         chunker = Chunker(recipe, tokenizer, initial_model.spec)
     else:
@@ -201,15 +200,15 @@ def build_pretraining_workload(recipe: PretrainingRecipe, folder: Path) -> Pretr
 
 def _load_pretrained(recipe: PretrainingRecipe) -> tuple[AnyModel, Tokenizer]:
     """A model that is there, under the head that the objectives ask, and its tokeniser (Gururangan et al. 2020)."""
-    init_from = recipe.model["from"]
+    init_from = recipe.model["init_from"]
     torch.manual_seed(recipe.seed)  # a head that the checkpoint has not is drawn
     bundle, with_nsp = load_initial_model(recipe), uses_nsp(recipe)
     s = bundle.model.spec
     if s.head is None or s.head.kind != "lm" or (s.aux_head is not None) != with_nsp:
-        has_masked_lm = "masked_lm" in head_names(families.get_family(s.family))
+        has_masked_lm = "masked_lm" in families.head_names(families.get_family(s.family))
         bundle = load_initial_model(recipe, head="pretraining" if with_nsp else "masked_lm" if has_masked_lm else "lm")
     if bundle.source_tokenizer is None:
-        raise InputError(f"model.from: {init_from} has no tokeniser; name a model that has one")
+        raise InputError(f"model.init_from: {init_from} has no tokeniser; name a model that has one")
     for name in recipe.objective.active:
         compat.check_objective(name, bundle.model.spec)
     return bundle.model, bundle.source_tokenizer
@@ -224,7 +223,7 @@ def evaluate_perplexity(
     if paths is not None:
         data_config = replace(recipe.data, valid=paths)
         recipe = replace(recipe, data=data_config if format is None else replace(data_config, format=format))
-    recipe = replace(recipe, valid=replace(recipe.validation, tokens=2**62))
+    recipe = replace(recipe, validation=replace(recipe.validation, max_tokens=2**62))
     valid_corpus = load_validation_corpus(recipe, bundle.source_tokenizer)
     workload = PretrainingWorkload(recipe, Chunker(recipe, bundle.source_tokenizer, bundle.model.spec), valid_corpus, "", valid_corpus)
     workload.check_validation_data()

@@ -76,11 +76,11 @@ def find_tokenizer(recipe: PretrainingRecipe, folder: Path) -> Tokenizer:
 
     def documents() -> Iterator[str]:
         if any((Path(name) / META).is_file() for name in _as_names(recipe.data.train)):
-            raise InputError("text.tokenizer: name the tokeniser that data.train was built with")
+            raise InputError("tokenizer.path: name the tokeniser that data.train was built with")
         yield from (document.text for document in SplitDocuments(recipe.data))
 
     try:
-        template = getattr(families.get_family(recipe.model["family"]), "TEMPLATE", None)
+        template = getattr(families.get_family(recipe.model["family"]), "TOKENIZER_TEMPLATE", None)
         return resolve_tokenizer(recipe, folder, documents(), template)
     except InputError as error:
         if "no text to train" not in str(error):
@@ -98,11 +98,11 @@ def resolve_tokenizer(
     config = recipe.tokenizer
     if config.path is not None:
         if config.vocab_size is not None or config.lowercase is not None:
-            raise InputError("text.tokenizer: a tokeniser that is there has its size and case; leave out those keys")
+            raise InputError("tokenizer.path: a tokeniser that is there has its size and case; leave out those keys")
         return find_tokenizers(config.path)[0]
     if template is None or config.vocab_size is None:
-        reason = "its own kind needs text.size" if template else f"{recipe.model['family']} has no kind of its own"
-        raise InputError(f"text: no tokeniser; {reason}; or name one under text.tokenizer (see qkv tokenizer train)")
+        reason = "its own kind needs tokenizer.vocab_size" if template else f"{recipe.model['family']} has no kind of its own"
+        raise InputError(f"tokenizer: no tokeniser; {reason}; or name one under tokenizer.path (see qkv tokenizer train)")
     return train_tokenizer(template.kind, texts, vocab_size=config.vocab_size, lowercase=config.lowercase, template=template)
 
 
@@ -114,16 +114,16 @@ def spec_for_tokenizer(recipe: PretrainingRecipe, tokenizer: Tokenizer) -> spec.
 def special_token_ids(recipe: PretrainingRecipe | FinetuneRecipe, tokenizer: Tokenizer) -> dict[str, object]:
     """The special tokens that a family's spec wants to know of a vocabulary."""
     module = families.get_family(recipe.model["family"])
-    spec_parameters = inspect.signature(module.spec).parameters
+    spec_parameters = inspect.signature(module.make_spec).parameters
     token_ids: dict[str, object] = {}
-    if "pad" in spec_parameters and tokenizer.pad_id is not None:
-        token_ids["pad"] = tokenizer.pad_id
-    for role in ("start", "end"):
+    if "pad_id" in spec_parameters and tokenizer.pad_id is not None:
+        token_ids["pad_id"] = tokenizer.pad_id
+    for role in ("bos_id", "eos_id"):
         if role in spec_parameters:
-            token_ids[role] = _special_token_id(role, spec_parameters[role].default, getattr(module, "TEMPLATE", None), tokenizer)
-            if token_ids[role] == -1 and "source" in spec_parameters:
-                reason = f"this tokeniser has no {role} token, which the decoder of a {recipe.model['family']} needs"
-                raise InputError(f"text.tokenizer: {reason}; take one of bart's kind (qkv tokenizer train --family bart)")
+            token_ids[role] = _special_token_id(role, spec_parameters[role].default, getattr(module, "TOKENIZER_TEMPLATE", None), tokenizer)
+            if token_ids[role] == -1 and "source_vocab_size" in spec_parameters:
+                reason = f"this tokeniser has no {role.removesuffix('_id')} token, which the decoder of a {recipe.model['family']} needs"
+                raise InputError(f"tokenizer.path: {reason}; take one of bart's kind (qkv tokenizer train --family bart)")
     return token_ids
 
 
@@ -135,13 +135,13 @@ def uses_nsp(recipe: PretrainingRecipe) -> bool:
 def spec_for_vocab_size(recipe: PretrainingRecipe, vocab_size: int, spec_args: dict[str, object] | None = None) -> spec.Model:
     """The model for a vocabulary of that size, with what else is known of it."""
     module = families.get_family(recipe.model["family"])
-    spec_parameters = inspect.signature(module.spec).parameters
-    spec_args = {side: vocab_size for side in ("source", "target") if side in spec_parameters} | (spec_args or {})
+    spec_parameters = inspect.signature(module.make_spec).parameters
+    spec_args = {name: vocab_size for name in ("source_vocab_size", "target_vocab_size") if name in spec_parameters} | (spec_args or {})
     if uses_nsp(recipe):
-        if "next_sentence" not in getattr(module, "heads", lambda *_: {})(model_config(recipe), 1, ()):
-            raise InputError(f"objective.masked.next_sentence: {recipe.model['family']} has no head for it; use bert")
+        if "next_sentence" not in getattr(module, "make_heads", lambda *_: {})(model_config(recipe), 1, ()):
+            raise InputError(f"objective.mlm.next_sentence: {recipe.model['family']} has no head for it; use bert")
         spec_args["head"] = "pretraining"
-    model: spec.Model = module.spec(model_config(recipe), **spec_args)
+    model: spec.Model = module.make_spec(model_config(recipe), **spec_args)
     for name in recipe.objective.active:
         compat.check_objective(name, model)
     return model
@@ -159,7 +159,7 @@ def _special_token_id(role: str, default: object, template: Template | None, tok
             return token_id
     if default == -1:  # a family without such tokens
         return _first_known(getattr(tokenizer, role))
-    fallback = tokenizer.pad_id if role == "start" else tokenizer.sep_id
+    fallback = tokenizer.pad_id if role == "bos_id" else tokenizer.sep_id
     if default is None:  # Marian begins with padding
         return _first_known(fallback, getattr(tokenizer, role))
     return _first_known(getattr(tokenizer, role), fallback)
@@ -207,7 +207,7 @@ class Chunker:
         max_input = self.max_input
         max_length = self.recipe.data.max_length or max_input
         if max_length > max_input:
-            raise InputError(f"data.length: {max_length}, and the model takes at most {max_input}; set a larger model.length")
+            raise InputError(f"data.max_length: {max_length}, and the model takes at most {max_input}; set a larger model.max_length")
         objective = self.recipe.objective
         if objective.clm is not None:
             return max_length + 1 if self.is_packed or self.tokenizer.bos_id is None else max_length  # the last one is not read
@@ -217,20 +217,20 @@ class Chunker:
         elif objective.span_corruption is not None:
             max_text = min(max_chunk_tokens(max_length, objective.span_corruption) - self.template.num_added_tokens, max_input - 2)
         if max_text < 2:
-            raise InputError(f"data.length: {max_length} leaves no room for text beside the special tokens; set more")
+            raise InputError(f"data.max_length: {max_length} leaves no room for text beside the special tokens; set more")
         return max_text
 
     def __call__(self, corpus: TokenizedCorpus) -> ChunkSource:
         strategy, seed = self.recipe.data.chunking, self.recipe.seed
         if self.uses_nsp:
             if strategy not in (None, "sentences"):
-                raise InputError(f"data.pieces: pairs of sentences are cut at sentences, not {strategy}; leave it out")
+                raise InputError(f"data.chunking: pairs of sentences are cut at sentences, not {strategy}; leave it out")
             return NextSentencePairs(corpus, self.max_chunk, seed=seed)
         if self.is_packed:
             separator = self.tokenizer.eos_id if self.tokenizer.eos_id is not None else self.tokenizer.sep_id
             if separator is None:
                 reason = "packed documents need an end token between, which this tokeniser lacks"
-                raise InputError(f"data.pieces: {reason}; choose even, longest or sentences")
+                raise InputError(f"data.chunking: {reason}; choose even, greedy or sentences")
             return PackedDocuments(corpus, self.max_chunk, separator, seed=seed)
         return ChunkedDocuments(corpus, self.max_chunk, strategy=strategy or "even")
 
@@ -240,7 +240,7 @@ def load_training_corpus(recipe: PretrainingRecipe, chunker: Chunker) -> tuple[T
     data, tokenizer, train_config = recipe.data, chunker.tokenizer, recipe.train
     built_shards = open_shards(data.train, tokenizer)
     if data.streaming and built_shards:
-        raise InputError("data.stream: a built corpus is not streamed; leave out one of the two")
+        raise InputError("data.streaming: a built corpus is not streamed; leave out one of the two")
     if built_shards:
         return built_shards, built_shards.fingerprint()
     documents = SplitDocuments(data)
@@ -248,7 +248,7 @@ def load_training_corpus(recipe: PretrainingRecipe, chunker: Chunker) -> tuple[T
         message = f"data.train: {_join_names(data.train)}: no text to train on; give some"
         corpus = _encode_documents(documents, tokenizer, message, num_workers=train_config.num_workers)
         return corpus, corpus.fingerprint()
-    limits = {"budget": train_config.batch_tokens, "seed": recipe.seed, "workers": train_config.num_workers}
+    limits = {"max_tokens": train_config.batch_tokens, "seed": recipe.seed, "num_workers": train_config.num_workers}
     return StreamingBatches(documents, tokenizer, chunker.max_chunk, make_source=chunker, **limits), documents.fingerprint(tokenizer)
 
 

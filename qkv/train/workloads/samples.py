@@ -23,7 +23,7 @@ _TOP_K = 3  # how many words are offered for a mask
 
 
 def sample_text(model: AnyModel, tokenizer: Tokenizer, ids: Ints, collate: Callable[[Ints], Any]) -> str:
-    """One sample. `ids` are those of a text, `prepare` makes of them what is to be restored."""
+    """One sample. `ids` are those of a text, `collate` makes of them what is to be restored."""
     ids = ids[:SAMPLE_LENGTH]
     if isinstance(model, Encoder):
         text = _fill_mask(model, tokenizer, ids.tolist())

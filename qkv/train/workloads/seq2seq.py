@@ -1,6 +1,6 @@
 """Learning from pairs: tokenisers, encoded pairs, held-out examples that are really decoded.
 
-The model is fresh and so are its tokenisers, or both are those of a model that is there (`model.from`): a T5, a BART, a
+The model is fresh and so are its tokenisers, or both are those of a model that is there (`model.init_from`): a T5, a BART, a
 Marian, a run of ours. Then a text is framed as that model's family has it.
 """
 
@@ -51,7 +51,7 @@ class InitialModel:
 
 @dataclass(frozen=True, eq=False)
 class Seq2SeqWorkload:
-    """See `qkv.train.workload.Work`."""
+    """See `qkv.train.workload.Workload`."""
 
     recipe: Seq2SeqRecipe
     initial_model: InitialModel
@@ -173,11 +173,11 @@ def _dataset_rates(data: PairData, dataset_sizes: Sequence[int]) -> list[float]:
 def build_tokenizers(config: SideTokenizers | None, pairs: list[Pair]) -> tuple[Tokenizer, Tokenizer]:
     """Each side's tokeniser, trained on the training pairs; one for both where the vocabulary is joint."""
     if config is None:
-        raise InputError("key 'text' is missing: it says how the source and the target of a fresh model are cut")
+        raise InputError("key 'tokenizer' is missing: it says how the source and the target of a fresh model are cut")
     sources, targets = [p.source for p in pairs], [p.target for p in pairs]
     source_config, target_config = config.source, config.target or config.source
     if config.joint_vocab and source_config != target_config:
-        raise InputError("text.joint: one vocabulary needs the same settings for text.source and text.target")
+        raise InputError("tokenizer.joint_vocab: one vocabulary needs the same settings for tokenizer.source and tokenizer.target")
     if config.joint_vocab:
         joint_tokenizer = train_tokenizer(source_config.kind, sources + targets, vocab_size=source_config.vocab_size, lowercase=source_config.lowercase)
         return joint_tokenizer, joint_tokenizer
@@ -193,7 +193,7 @@ def build_seq2seq_workload(recipe: Seq2SeqRecipe, folder: Path) -> Seq2SeqWorklo
     pairs = [pair for dataset_pairs in train_sets.values() for pair in dataset_pairs]
     initial_model = _make_initial_model(recipe, folder, pairs)
     if recipe.train.scheduled_sampling and not isinstance(initial_model.spec.decoder, spec.RecurrentDecoder):
-        raise InputError("train.own: only a recurrent decoder can read its own outputs in training; set it to 0")
+        raise InputError("train.scheduled_sampling: only a recurrent decoder can read its own outputs in training; set it to 0")
     encoded, notes = [], []
     for name, dataset_pairs in train_sets.items():
         ids, messages = _encode_pairs(recipe.data, dataset_pairs, initial_model, name)
@@ -213,29 +213,29 @@ def build_seq2seq_workload(recipe: Seq2SeqRecipe, folder: Path) -> Seq2SeqWorklo
 
 
 def _make_initial_model(recipe: Seq2SeqRecipe, folder: Path, pairs: list[Pair]) -> InitialModel:
-    if "from" in recipe.model:
+    if "init_from" in recipe.model:
         return _load_pretrained(recipe)
     if all((folder / name).is_file() for name in (LAST_CHECKPOINT, SOURCE_TOKENIZER_FILE, TARGET_TOKENIZER_FILE)):
         source, target = Tokenizer.load(folder / SOURCE_TOKENIZER_FILE), Tokenizer.load(folder / TARGET_TOKENIZER_FILE)
     else:
         source, target = build_tokenizers(recipe.tokenizer, pairs)
-    s = model_spec(recipe, source=source.vocab_size, target=target.vocab_size, start=target.bos_id, end=target.eos_id)
+    s = model_spec(recipe, source_vocab_size=source.vocab_size, target_vocab_size=target.vocab_size, bos_id=target.bos_id, eos_id=target.eos_id)
     return InitialModel(s, source, target)
 
 
 def _load_pretrained(recipe: Seq2SeqRecipe) -> InitialModel:
     """A model that writes, with its own tokenisers."""
-    init_from = str(recipe.model["from"])
+    init_from = str(recipe.model["init_from"])
     if recipe.tokenizer is not None:
-        raise InputError("text: a model that is there has its tokenisers; leave the section out beside model.from")
+        raise InputError("tokenizer: a model that is there has its tokenisers; leave the section out beside model.init_from")
     bundle = load_initial_model(recipe)
     model, head = bundle.model, bundle.model.spec.head
     if not isinstance(model, EncoderDecoder) or head is None or head.kind != "lm":
         raise InputError(
-            f"model.from: {init_from} is no encoder-decoder that writes, such as a T5, and these pairs need one"
+            f"model.init_from: {init_from} is no encoder-decoder that writes, such as a T5, and these pairs need one"
         )
     if bundle.source_tokenizer is None or bundle.target_tokenizer is None:
-        raise InputError(f"model.from: {init_from} has no tokeniser; name a model that has one")
+        raise InputError(f"model.init_from: {init_from} has no tokeniser; name a model that has one")
     return InitialModel(model.spec, bundle.source_tokenizer, bundle.target_tokenizer, model)
 
 
@@ -265,7 +265,7 @@ def _encode_pairs(data: PairData, pairs: list[Pair], initial_model: InitialModel
         message = (
             f"{len(sides[0][i])} and {len(sides[1][i])} tokens, and the model takes at most {max_lengths[0]} and {max_lengths[1]}"
         )
-        raise InputError(f"{pairs[i].location}: {message}; set a larger model.length, or data.too_long: drop or truncate")
+        raise InputError(f"{pairs[i].location}: {message}; set a larger model.max_length, or data.on_too_long: drop or truncate")
     note = f"{fits.count(False):,} of the {len(fits):,} training pairs{f' of {dataset_name}' if dataset_name else ''} are longer than"
     note = f"{note} {max_lengths[0]} and {max_lengths[1]} tokens and are"
     if data.on_too_long == "truncate":
@@ -273,7 +273,7 @@ def _encode_pairs(data: PairData, pairs: list[Pair], initial_model: InitialModel
         return truncated, [f"{note} cut"]
     retained = [i for i, fit in enumerate(fits) if fit]
     if not retained:
-        raise InputError("every training pair is longer than model.length; set a larger one")
+        raise InputError("every training pair is longer than model.max_length; set a larger one")
     return ([sides[0][i] for i in retained], [sides[1][i] for i in retained]), [f"{note} left out"]
 
 
@@ -326,7 +326,7 @@ def _select_valid(recipe: Seq2SeqRecipe, examples: list[SourceWithReferences], i
     """Those of a set that are scored while it is learned; one that cannot be read is said before training."""
     selected = [e for e in examples if e.source not in train_sources]
     if not selected:
-        raise InputError("no validation examples are left; see data.valid, data.hold_out and valid.unseen")
+        raise InputError("no validation examples are left; see data.valid, data.hold_out and validation.exclude_train_sources")
     max_examples, data = recipe.validation.max_examples, recipe.data
     if max_examples is not None and max_examples < len(selected):
         selected = [selected[i * len(selected) // max_examples] for i in range(max_examples)]
@@ -337,7 +337,7 @@ def _select_valid(recipe: Seq2SeqRecipe, examples: list[SourceWithReferences], i
     elif data.on_too_long == "refuse" and max(lengths) > max_length:
         i = lengths.index(max(lengths))
         message = f"{lengths[i]} tokens, and the model takes at most {max_length}"
-        raise InputError(f"{selected[i].location}: {message}; shorten it, or set data.too_long: drop or truncate")
+        raise InputError(f"{selected[i].location}: {message}; shorten it, or set data.on_too_long: drop or truncate")
     if initial_model.source_tokenizer.is_native:
         generation_config = GenerationConfig(on_unknown=data.on_unknown, on_too_long="truncate" if data.on_too_long == "truncate" else "refuse")
         encode_sources(initial_model.source_tokenizer, [e.source for e in selected], [e.location for e in selected], max_length, generation_config)

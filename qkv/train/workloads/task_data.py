@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from typing import Any
 
-from qkv.data.examples import Examples, ImageExample, MultipleChoiceExample, QAExample, TaggedExample, TextExample
+from qkv.data.examples import Examples, MultipleChoiceExample, QAExample, TaggedExample, TextExample
 from qkv.data.formats import has_splits, read
 from qkv.data.pair import unit_hash
 from qkv.errors import InputError
@@ -61,13 +60,10 @@ def _split_key(example: Any, group_by: str | None) -> str:
     if group_by is not None:
         value = getattr(example, group_by, None)
         if not isinstance(value, str) or not value:
-            raise InputError(f"data.together: {example.where} has no '{group_by}'; name what all examples have")
+            raise InputError(f"data.group_by: {example.location} has no '{group_by}'; name what all examples have")
         return value
-    if isinstance(example, ImageExample):
-        return example.content_hash().hex()
-    if isinstance(example, QAExample):  # or the model is asked about texts that it has learned
-        return example.context
-    return repr(replace(example, where="") if hasattr(example, "where") else example)
+    # Pairs have none: no task takes them, and the one that is asked to says so.
+    return str(example.split_key()) if hasattr(example, "split_key") else repr(example)
 
 
 def iter_texts(examples: Iterable[Any]) -> Iterator[str]:

@@ -41,7 +41,7 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> Figures:
         write(figure, file)
         drawn.append(figure)
 
-    monkeypatch.setattr(plot, "_write", keep)
+    monkeypatch.setattr(plot, "_save_figure", keep)
     return drawn
 
 

@@ -20,13 +20,13 @@ from qkv.nn import Ragged
 pytestmark = pytest.mark.filterwarnings("ignore:TF32 acceleration")  # what switching oneDNN off has to say
 
 M, N = 7, 5
-TRANSFORMER: dict[str, Any] = {"width": 32, "heads": 4, "layers": 2, "hidden": 48, "decoder_layers": 3}
+TRANSFORMER: dict[str, Any] = {"d_model": 32, "heads": 4, "layers": 2, "d_ff": 48, "decoder_layers": 3}
 TRANSFORMERS = [
     TRANSFORMER,
-    TRANSFORMER | {"shared": True, "position": "learned"},
+    TRANSFORMER | {"share_embeddings": True, "position": "learned"},
     TRANSFORMER | {"norm_first": True, "gated": True, "activation": "silu"},
 ]
-RNN: dict[str, Any] = {"width": 24, "hidden": 32}
+RNN: dict[str, Any] = {"d_model": 24, "hidden_size": 32}
 RNNS = [RNN | {"attention": score} for score in ("none", "dot", "scaled_dot", "bilinear", "additive", "mlp")]
 RNNS += [
     RNN | {"cell": "gru", "layers": 2, "decoder_layers": 2},
@@ -39,8 +39,8 @@ MODELS = [("transformer", shape) for shape in TRANSFORMERS] + [("rnn", shape) fo
 
 def make(name: str, shape: dict[str, Any], vocabulary: int = 50) -> spec.Model:
     f = get_family(name)
-    first = next(iter(f.SIZES.values()))
-    made: spec.Model = f.spec(dataclasses.replace(first, **shape), source=vocabulary, target=vocabulary)
+    first = next(iter(f.PRESETS.values()))
+    made: spec.Model = f.make_spec(dataclasses.replace(first, **shape), source_vocab_size=vocabulary, target_vocab_size=vocabulary)
     return made
 
 
@@ -120,8 +120,8 @@ def test_each_score_has_its_own_formula_and_the_keys_share_is_paid_once_a_source
 
 def test_a_width_that_is_no_multiple_is_written_as_a_number() -> None:
     s = make("transformer", TRANSFORMER)
-    odd = spec.replace(s.encoder.block.self_attention, key=5, value=7)  # type: ignore[union-attr]
-    block = spec.replace(s.encoder.block, attention=odd)  # type: ignore[union-attr]
+    odd = spec.replace(s.encoder.block.self_attention, head_dim=5, v_head_dim=7)  # type: ignore[union-attr]
+    block = spec.replace(s.encoder.block, self_attention=odd)  # type: ignore[union-attr]
     s = spec.replace(s, encoder=spec.replace(s.encoder, block=block))  # type: ignore[type-var]
     c = cost(s, source_length=M, target_length=N)
     assert c.attentions[0].formula == "96·M²"
@@ -146,7 +146,7 @@ def test_a_cached_decoder_needs_half_of_the_scores_that_are_counted() -> None:
     with torch.no_grad(), capture_attention(model):
         memory = model.encode(source)
         with FlopCounterMode(display=False) as stepped:
-            state = model.begin(memory, rows=1, limit=N)
+            state = model.init_state(memory, num_rows=1, max_length=N)
             for token in target.values:
                 _, state = model.step(token[None], state)
     c = cost(s, source_length=M, target_length=N)
@@ -156,7 +156,7 @@ def test_a_cached_decoder_needs_half_of_the_scores_that_are_counted() -> None:
 
 def test_what_is_tied_is_counted_once() -> None:
     own = cost(make("transformer", TRANSFORMER), source_length=M, target_length=N).parameters
-    shared = cost(make("transformer", TRANSFORMER | {"shared": True}), source_length=M, target_length=N).parameters
+    shared = cost(make("transformer", TRANSFORMER | {"share_embeddings": True}), source_length=M, target_length=N).parameters
     assert own["source embedding"] == own["target embedding"] == shared["source embedding"] == 50 * 32
     assert own["head"] == shared["head"] == shared["target embedding"] == 0
 
@@ -164,14 +164,14 @@ def test_what_is_tied_is_counted_once() -> None:
 def test_the_papers_base_model_has_65_million_parameters() -> None:
     """Table 3 of Vaswani et al. 2017, with the joint vocabulary of about 37,000."""
     f = get_family("transformer")
-    s = f.spec(dataclasses.replace(f.SIZES["base"], shared=True), source=37000, target=37000)
+    s = f.make_spec(dataclasses.replace(f.PRESETS["base"], share_embeddings=True), source_vocab_size=37000, target_vocab_size=37000)
     parameters = cost(s, source_length=M, target_length=N).parameters
     assert parameters["total"] == pytest.approx(65e6, rel=0.04)
     assert parameters["encoder feed-forward"] == 6 * (2 * 512 * 2048 + 512 + 2048)
 
 
 def test_no_weights_are_made() -> None:
-    enormous = make("transformer", {"width": 65536, "heads": 64, "layers": 2, "hidden": 4 * 65536}, vocabulary=10**6)
+    enormous = make("transformer", {"d_model": 65536, "heads": 64, "layers": 2, "d_ff": 4 * 65536}, vocabulary=10**6)
     assert cost(enormous, source_length=M, target_length=N).parameters["total"] > 3e11  # 1.2 TB, if it were built
 
 
@@ -197,7 +197,7 @@ def test_a_classifier_is_counted_too(pool: Any) -> None:
 
 def test_a_language_model_is_counted_too() -> None:
     s = make("transformer", TRANSFORMER)
-    block = spec.replace(s.decoder.block, cross=None)  # type: ignore[union-attr]
+    block = spec.replace(s.decoder.block, cross_attention=None)  # type: ignore[union-attr]
     s = spec.Model(family="test", decoder=spec.replace(s.decoder, block=block), target_embedding=s.target_embedding, head=s.head)  # type: ignore[type-var]
     c = cost(s, source_length=M, target_length=N)
     assert c.forward_flops == counted(nn.build(s), one_pair()[1])
@@ -244,13 +244,13 @@ def test_decoding_keeps_what_the_model_allocates(name: str, shape: dict[str, Any
     model: Any = nn.build(s).eval()
     kept = cost(s, source_length=M, target_length=N).cache
     with torch.no_grad():
-        body = model.begin(model.encode(one_pair()[0]), rows=1, limit=N).body
+        body = model.init_state(model.encode(one_pair()[0]), num_rows=1, max_length=N).layer_states
     if name == "transformer":
         assert sum(c.keys.nbytes + c.values.nbytes for c in body.caches) == N * kept["target token"]
-        memories = body.memories
+        memories = body.cross_kv
     else:
         assert sum(part.nbytes for layer in body.layers for part in layer) == kept["row"]
-        memories = [body.memory] if body.memory is not None else []
+        memories = [body.cross_kv] if body.cross_kv is not None else []
     assert sum(m.keys.nbytes + m.values.nbytes for m in memories) == M * kept["source token"]
 
 

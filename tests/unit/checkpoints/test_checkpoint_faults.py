@@ -77,7 +77,7 @@ def test_a_missing_shard(folder: Path) -> None:
 def test_a_shard_outside_the_folder(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../../etc/passwd"}}')
-    must_refuse(folder, "no file beside it")
+    must_refuse(folder, "is not a file name in the same folder")
 
 
 def test_an_index_without_a_map(folder: Path) -> None:
@@ -122,7 +122,7 @@ def test_an_architecture_that_we_do_not_have(folder: Path) -> None:
 
 
 def test_a_head_that_the_family_does_not_have(folder: Path) -> None:
-    must_refuse(folder, "generation", head="generation")
+    must_refuse(folder, "seq2seq_lm", head="seq2seq_lm")
 
 
 def test_a_config_that_is_no_json(folder: Path) -> None:
@@ -244,9 +244,9 @@ def test_weights_that_are_no_floating_point_numbers(folder: Path) -> None:
 
 def test_another_tasks_last_layer_does_not_become_the_new_heads(tmp_path: Path) -> None:
     checkpoint(tmp_path / "tagger", "token")
-    loaded = qkv.load(tmp_path / "tagger", head="sequence", labels=["a", "b", "c"])
-    assert {"head.linear.bias", "head.linear.weight"} <= set(loaded.missing_keys)
-    assert set(loaded.unexpected_keys) == {"classifier.bias", "classifier.weight"}
+    bundle = qkv.load(tmp_path / "tagger", head="sequence", labels=["a", "b", "c"])
+    assert {"head.linear.bias", "head.linear.weight"} <= set(bundle.missing_keys)
+    assert set(bundle.unexpected_keys) == {"classifier.bias", "classifier.weight"}
 
 
 def test_other_labels_give_a_fresh_last_layer_and_as_many_keep_it(tmp_path: Path) -> None:

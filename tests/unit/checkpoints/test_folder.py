@@ -18,26 +18,26 @@ from qkv.nn import build
 from qkv.nn.model import build_on_meta
 from qkv.tokenization.tokenizer import train_tokenizer
 
-sys.path.append(str(Path(__file__).parents[1] / "decode"))
+sys.path.append(str(Path(__file__).parents[1] / "generation"))
 from writers import sources, tiny
 
 
-@pytest.fixture(params=[n for n in families.names() if not hasattr(families.get_family(n), "HUGGING_FACE")])
-def loaded(request):
+@pytest.fixture(params=[n for n in families.names() if not hasattr(families.get_family(n), "HF_FORMAT")])
+def bundle(request):
     letters = train_tokenizer("character", ["abcde"])  # 4 specials and 5 letters: the tiny models' vocabulary
     return ModelBundle(tiny(request.param, vocabulary=9), letters, letters)
 
 
-def test_a_model_saved_and_loaded_gives_the_same_logits(loaded, tmp_path):
-    save(loaded, tmp_path / "m")
+def test_a_model_saved_and_loaded_gives_the_same_logits(bundle, tmp_path):
+    save(bundle, tmp_path / "m")
     again = load(tmp_path / "m")
     source = sources(3, 5)
     with torch.no_grad():
-        torch.testing.assert_close(again.model(source, source), loaded.model(source, source), rtol=0, atol=0)
+        torch.testing.assert_close(again.model(source, source), bundle.model(source, source), rtol=0, atol=0)
 
 
-def test_saving_what_was_loaded_writes_the_same_bytes(loaded, tmp_path):
-    save(loaded, tmp_path / "one")
+def test_saving_what_was_loaded_writes_the_same_bytes(bundle, tmp_path):
+    save(bundle, tmp_path / "one")
     save(load(tmp_path / "one"), tmp_path / "two")
     for path in (tmp_path / "one").iterdir():
         assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
@@ -45,8 +45,8 @@ def test_saving_what_was_loaded_writes_the_same_bytes(loaded, tmp_path):
 
 def test_tied_weights_are_saved_once_and_tied_again(tmp_path):
     module = families.get_family("transformer")
-    shape = module.Shape(width=8, heads=2, layers=1, hidden=8, shared=True)
-    model = build(module.spec(shape, source=9, target=9))
+    shape = module.Config(d_model=8, heads=2, layers=1, d_ff=8, share_embeddings=True)
+    model = build(module.make_spec(shape, source_vocab_size=9, target_vocab_size=9))
     assert sum(name.endswith("tokens.weight") for name in unique_state_dict(model)) == 1
     letters = train_tokenizer("character", ["abcde"])
     save(ModelBundle(model, letters, letters), tmp_path)
@@ -54,8 +54,8 @@ def test_tied_weights_are_saved_once_and_tied_again(tmp_path):
     assert again.source_embedding.tokens.weight is again.target_embedding.tokens.weight is again.head.linear.weight
 
 
-def test_a_hollow_model_takes_no_memory(loaded):
-    assert all(p.device.type == "meta" for p in build_on_meta(loaded.model.spec).parameters())
+def test_a_hollow_model_takes_no_memory(bundle):
+    assert all(p.device.type == "meta" for p in build_on_meta(bundle.model.spec).parameters())
 
 
 def test_a_write_that_fails_leaves_the_earlier_file_and_no_other(tmp_path):

@@ -4,18 +4,8 @@ import pytest
 import torch
 
 from qkv import InputError, families
-from qkv.families.hf.rules import (
-    Drop,
-    ExportDuplicate,
-    Rename,
-    Split,
-    TensorRule,
-    Tie,
-    Transpose,
-    find_rule,
-    from_hf,
-    to_hf,
-)
+from qkv.families.hf.convert import from_hf, to_hf
+from qkv.families.hf.rules import Drop, ExportDuplicate, Rename, Split, TensorRule, Tie, Transpose, find_rule
 
 RULES = (
     Rename("layer.{i}.norm.{p}", "blocks.{i}.norm.{p}"),
@@ -92,15 +82,15 @@ def test_a_copy_is_written_and_never_read() -> None:
     assert torch.equal(found["outer"], found["inner"])
 
 
-FORMS = [f.HUGGING_FACE for f in map(families.get_family, families.names()) if hasattr(f, "HUGGING_FACE")]
+FORMS = [f.HF_FORMAT for f in map(families.get_family, families.names()) if hasattr(f, "HF_FORMAT")]
 
 
 @pytest.mark.parametrize("form", FORMS, ids=[form.model_type for form in FORMS])
 def test_each_key_of_a_family_meets_exactly_one_rule(form: object) -> None:
     for head in {architecture.head for architecture in form.architectures.values()}:  # type: ignore[attr-defined]
-        for table in (form.heads, form.untied):  # type: ignore[attr-defined]
-            rules = (*form.body, *table.get(head, ()))  # type: ignore[attr-defined]
-            keys = [rule.theirs.replace("{i}", "3").replace("{p}", "weight") for rule in rules]
+        for table in (form.head_rules, form.untied_head_rules):  # type: ignore[attr-defined]
+            rules = (*form.backbone_rules, *table.get(head, ()))  # type: ignore[attr-defined]
+            keys = [rule.hf.replace("{i}", "3").replace("{p}", "weight") for rule in rules]
             for rule, key in zip(rules, keys, strict=True):
                 takers = [other for other in rules if find_rule([other], key)]
                 assert takers == [rule], f"{key} under {head}: {takers}"

@@ -124,12 +124,12 @@ KINDS = {
         Bad('{"text": "tea", "label": NaN}\n', "the label 'label' is empty"),
         Bad('{"text": "tea", "label": ["1", "5"]}\n', "is not one class; see the task label"),
     ]),
-    "numbers": Kind("rate", "a.csv", table(","), NUMBERS),
-    "JSON numbers": Kind("rate", "a.jsonl", labels(float), [
+    "numbers": Kind("regression", "a.csv", table(","), NUMBERS),
+    "JSON numbers": Kind("regression", "a.jsonl", labels(float), [
         Bad(f'{{"text": "tea", "label": {value}}}\n', "which is no number")
         for value in ("NaN", "null", "true", "[1]", '"x"')
     ]),
-    "several": Kind("label", "a.jsonl", labels(lambda stars: ["x", stars]), [
+    "several": Kind("multi_label", "a.jsonl", labels(lambda stars: ["x", stars]), [
         Bad('{"text": "tea", "label": ["5", ""]}\n', "the label 'label' is empty"),
         Bad('{"text": "tea", "label": ["5", null]}\n', "the label 'label' is empty"),
         Bad('{"text": "tea"}\n', "no field 'label'"),
@@ -166,7 +166,7 @@ KINDS = {
         Bad(universal("tea", tag=""), "the column 'upos' is empty here"),
         Bad(universal("tea", tag="_"), "has no tags"),
     ]),
-    "questions": Kind("answer", "a.jsonl", json_lines(*(asked(f"ada {i} sat", "ada", 0) for i in range(GOOD))),
+    "questions": Kind("question_answering", "a.jsonl", json_lines(*(asked(f"ada {i} sat", "ada", 0) for i in range(GOOD))),
                       inputs=3, bad=[
         Bad(json_lines(asked("ada sat", "ada", 0, question=" ")), "the question is empty"),
         Bad(json_lines(asked("", "ada", 0, answers=[])), "the context is empty"),
@@ -177,7 +177,7 @@ KINDS = {
         Bad(json_lines(asked("ada sat", " ", 3)), "is white space only"),
         Bad(json_lines(asked("ada sat", "ada", 0.5)), "field 'answer_start' is 0.5, not a whole number"),
     ]),
-    "choices": Kind("choose", "a.jsonl", json_lines(*(option(question=f"cat {i}") for i in range(GOOD))),
+    "choices": Kind("multiple_choice", "a.jsonl", json_lines(*(option(question=f"cat {i}") for i in range(GOOD))),
                     inputs=4, bad=[
         Bad(json_lines(option(choices=["sat"])), "there is one option to choose from"),
         Bad(json_lines(option(choices=[])), "there are no options to choose from"),
@@ -187,9 +187,9 @@ KINDS = {
         Bad(json_lines(option(answer=-1)), "the answer is -1, but the options are 0 to 1"),
         Bad(json_lines(option(answer="b")), "field 'answer' is 'b', not a whole number"),
     ]),
-    "option columns": Kind("choose", "a.csv", "question,a,b,answer\n" + "".join(f"cat {i},sat,ran,1\n"
+    "option columns": Kind("multiple_choice", "a.csv", "question,a,b,answer\n" + "".join(f"cat {i},sat,ran,1\n"
                                                                                   for i in range(GOOD)), inputs=1,
-                           options=("--column", "options=a,b"), bad=[
+                           options=("--reader-option", "choices=a,b"), bad=[
         Bad("the cat,sat,,1\n", "the column 'b' is empty here"),
         Bad("the cat,sat,ran,2\n", "the answer is 2, but the options are 0 to 1"),
         Bad("the cat,sat,ran,\n", "field 'answer' is '', not a whole number"),
@@ -212,8 +212,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def train(home: Path, data: Path, kind: str, *words: object):
     one = KINDS[kind]
     valid = words if "--valid" in words else ("--valid", home / kind / one.name, *words)
-    return qkv("train", "--task", one.task, "--data", data, "--from", home / "start", *one.options, *valid,
-               "train.steps=1", "-o", data.parent / "run")  # fmt: skip
+    return qkv("train", "--task", one.task, "--data", data, "--init-from", home / "start", *one.options, *valid,
+               "train.max_steps=1", "-o", data.parent / "run")  # fmt: skip
 
 
 def refused(done: Any, *said: str) -> None:
@@ -241,7 +241,7 @@ def test_what_was_skipped_is_counted_and_listed_in_training_scoring_and_use(
     data = kind.file(tmp_path, *kind.bad)
     done = train(home, data, name, "--skip-bad")
     assert done.returncode == 0, done.stderr
-    scored = qkv("eval", tmp_path / "run", "--data", data, "--bootstrap", 0, "--skip-bad")
+    scored = qkv("eval", tmp_path / "run", "--data", data, "--num-resamples", 0, "--skip-bad")
     format = read_recipe(tmp_path / "run" / "recipe.yaml").data.format
     used = qkv("predict", tmp_path / "run", "--file", data, "--format", format, "--skip-bad", *kind.options)
     good = len(qkv("predict", tmp_path / "run", "--file", home / name / kind.name, "--format", format,
@@ -330,7 +330,7 @@ def test_a_class_whose_only_example_is_held_out_is_explained(home: Path, tmp_pat
     data = tmp_path / "a.csv"
     lone = next(text for text in (f"lone {number}" for number in range(99)) if unit_hash(told(text)) < 0.1)
     data.write_text(KINDS["csv"].good + f"{lone},7\n")
-    words = ("train", "--task", "classify", "--data", data, "--from", home / "start", "-o", tmp_path / "run")
+    words = ("train", "--task", "classify", "--data", data, "--init-from", home / "start", "-o", tmp_path / "run")
     refused(qkv(*words), f"{data}:{GOOD + 2}: label '7' was never seen", "all that have it were held out")
 
 

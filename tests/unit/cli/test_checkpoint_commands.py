@@ -14,7 +14,7 @@ import torch
 import qkv
 from qkv import families
 
-sys.path.append(str(Path(__file__).parents[1] / "weights"))
+sys.path.append(str(Path(__file__).parents[1] / "checkpoints"))
 from checkpoints import checkpoint
 
 Run = Callable[..., tuple[int, str, str]]
@@ -26,7 +26,7 @@ def test_families_are_listed_with_sizes_heads_and_papers(run: Run) -> None:
     for name in families.names():
         assert f"\n{name} " in out
     rows = {row["family"]: row for row in json.loads(run("families", "--json")[1])}
-    assert rows["bert"]["sizes"]["base"] == 109514298  # Devlin et al. 2019: 110M; with the head over a tied table
+    assert rows["bert"]["presets"]["base"] == 109514298  # Devlin et al. 2019: 110M; with the head over a tied table
     assert {"masked_lm", "next_sentence", "sequence", "token", "span", "choice"} <= set(rows["bert"]["heads"])
 
 
@@ -44,8 +44,8 @@ def test_import_and_export_give_the_same_weights_back(run: Run, tmp_path: Path) 
 def test_import_under_a_new_head_says_what_is_fresh(run: Run, tmp_path: Path) -> None:
     theirs = checkpoint(tmp_path / "theirs")
     _, out, _ = run("import", theirs, "-o", tmp_path / "own", "--head", "token", "--labels", "B, I,O")
-    assert "fresh, to be trained: head.linear.bias, head.linear.weight" in out
-    assert "left out of the checkpoint: cls.predictions" in out
+    assert "newly initialized, to be trained: head.linear.bias, head.linear.weight" in out
+    assert "unexpected keys, left out: cls.predictions" in out
     assert qkv.load(tmp_path / "own").model.spec.head.labels == ("B", "I", "O")
 
 
@@ -58,7 +58,8 @@ def test_a_folder_that_is_there_is_not_written_over(run: Run, tmp_path: Path) ->
 
 def test_a_model_without_a_hugging_face_form_is_not_exported(run: Run, tmp_path: Path) -> None:
     transformer = families.get_family("transformer")
-    shape = qkv.build(transformer.spec(transformer.Shape(width=8, heads=2, layers=1, hidden=8), source=9, target=9))
+    config = transformer.Config(d_model=8, heads=2, layers=1, d_ff=8)
+    shape = qkv.build(transformer.make_spec(config, source_vocab_size=9, target_vocab_size=9))
     qkv.save(qkv.ModelBundle(shape), tmp_path / "own")
     code, _, err = run("export", tmp_path / "own", "-o", tmp_path / "out")
     assert code == 2
@@ -68,7 +69,7 @@ def test_a_model_without_a_hugging_face_form_is_not_exported(run: Run, tmp_path:
 
 def test_predict_reads_texts_that_belong_together_with_a_tab_between(run: Run, tmp_path: Path) -> None:
     choices = checkpoint(tmp_path / "choice", "choice")
-    code, out, _ = run("predict", choices, "the cat\tsat\ton\tthe mat", "--best", "3")
+    code, out, _ = run("predict", choices, "the cat\tsat\ton\tthe mat", "--n-best", "3")
     rows = [line.split("\t") for line in out.splitlines()]
     assert code == 0
     assert sorted(row[-1] for row in rows) == ["on", "sat", "the mat"]
@@ -78,8 +79,8 @@ def test_predict_reads_texts_that_belong_together_with_a_tab_between(run: Run, t
 def test_predict_prints_json_with_offsets(run: Run, tmp_path: Path) -> None:
     tags = checkpoint(tmp_path / "token", "token")
     found = json.loads(run("predict", tags, "the cat sat", "--json")[1])
-    parts = found["predictions"][0]["parts"]
-    assert [(part["begin"], part["end"]) for part in parts] == [(0, 3), (4, 7), (8, 11)]
+    parts = found["predictions"][0]["spans"]
+    assert [(part["start"], part["end"]) for part in parts] == [(0, 3), (4, 7), (8, 11)]
 
 
 def test_embed_writes_an_array_or_lines(run: Run, tmp_path: Path) -> None:
@@ -89,15 +90,15 @@ def test_embed_writes_an_array_or_lines(run: Run, tmp_path: Path) -> None:
     assert array.shape == (2, 12)
     lines = [json.loads(line) for line in run("embed", body, "the cat", "a dog sat")[1].splitlines()]
     np.testing.assert_allclose([line["vector"] for line in lines], array, atol=1e-6)
-    joined = json.loads(run("embed", body, "the cat", "--layers", "join", "--pool", "words")[1])
+    joined = json.loads(run("embed", body, "the cat", "--layers", "concat", "--pool", "words")[1])
     assert np.array(joined["vector"]).shape == (2, 36)  # two words; the embedding and two layers are all there are
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--pool", "max"], "--pool is mean or first or tokens or words, not 'max'"),
-        (["--layers", "all"], "--layers is last or sum or join, not 'all'"),
+        (["--pool", "max"], "--pool is mean or cls or tokens or words, not 'max'"),
+        (["--layers", "all"], "--layers is last or sum or concat, not 'all'"),
         (["-o", "v.txt"], ".npy or .jsonl"),
         (["-o", "v.npy", "--pool", "tokens"], ".jsonl"),
     ],

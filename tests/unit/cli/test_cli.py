@@ -86,7 +86,7 @@ def test_predict_gives_one_line_an_input_from_words_file_and_stdin(home, tmp_pat
 
 
 def test_predict_gives_the_n_best_with_falling_scores(home):
-    done = qkv("predict", home / "rnn", "bad", "--best", 3, "--length-penalty", 0)
+    done = qkv("predict", home / "rnn", "bad", "--n-best", 3, "--length-penalty", 0)
     rows = [line.split("\t") for line in done.stdout.splitlines()]
     scores = [float(row[1]) for row in rows]
     assert [row[0] for row in rows] == ["bad"] * 3
@@ -104,7 +104,7 @@ def test_predict_samples_the_same_however_many_lines_are_read_at_once(home, tmp_
     (tmp_path / "in.txt").write_text("bad\n" * 7)
     words = ("predict", home / "rnn", "--file", tmp_path / "in.txt", "--sample", "--seed", 4)
     whole = qkv(*words)
-    monkeypatch.setattr("qkv.cli.input_stream._WINDOWS", (2, 3))
+    monkeypatch.setattr("qkv.cli.input_stream._FIRST_WINDOW_SIZES", (2, 3))
     assert qkv(*words).stdout == whole.stdout
     assert len(set(whole.stdout.splitlines())) > 1
 
@@ -114,12 +114,12 @@ def test_eval_scores_the_recipes_test_part_and_any_other_file(home):
     by_file = qkv("eval", home / "transformer", "--data", home / "test.dict", "--json")
     assert by_recipe.returncode == 0, by_recipe.stderr
     assert json.loads(by_recipe.stdout) == json.loads(by_file.stdout)
-    assert set(json.loads(by_file.stdout)) == {"per", "wer", "examples"}
+    assert set(json.loads(by_file.stdout)) == {"token_error_rate", "sequence_error_rate", "examples"}
 
 
 def test_eval_gives_the_loss_with_and_without_a_teacher_for_both_families(home):
     for family in ("transformer", "rnn"):
-        found = json.loads(qkv("eval", home / family, "--free", "--json").stdout)
+        found = json.loads(qkv("eval", home / family, "--free-running", "--json").stdout)
         assert found["loss"] > 0
         assert found["loss_free_running"] > 0
 
@@ -133,14 +133,14 @@ def test_eval_writes_what_was_predicted(home, tmp_path):
 
 @pytest.mark.parametrize("family", ["transformer", "rnn"])
 def test_look_draws_an_alignment(home, tmp_path, family):
-    done = qkv("look", home / family, "bad", "-o", tmp_path / "map.png")
+    done = qkv("plot", home / family, "bad", "-o", tmp_path / "map.png")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_look_draws_several_words_and_single_heads(home, tmp_path):
-    assert qkv("look", home / "transformer", "bad", "cafe", "-o", tmp_path / "a.png").returncode == 0
-    assert qkv("look", home / "transformer", "bad", "--heads", "each", "-o", tmp_path / "b.svg").returncode == 0
+    assert qkv("plot", home / "transformer", "bad", "cafe", "-o", tmp_path / "a.png").returncode == 0
+    assert qkv("plot", home / "transformer", "bad", "--heads", "each", "-o", tmp_path / "b.svg").returncode == 0
     assert (tmp_path / "b.svg").read_text().lstrip().startswith("<?xml")
 
 
@@ -153,7 +153,7 @@ def test_cost_of_a_recipe_and_of_its_run_count_the_same_parameters(home):
 
 
 def test_cost_of_a_recipe_needs_no_data_where_vocabularies_are_given(home):
-    done = qkv("cost", home / "rnn.yaml", "data.train=nowhere.dict", "--vocabulary", "30,40")
+    done = qkv("cost", home / "rnn.yaml", "data.train=nowhere.dict", "--vocab-size", "30,40")
     assert done.returncode == 0, done.stderr
 
 
@@ -164,7 +164,7 @@ def test_a_trained_run_is_said_to_be_trained(home):
 
 def test_tensorboard_writes_events(home, tmp_path):
     pytest.importorskip("tensorboard", reason="the tensorboard extra is not installed")
-    done = qkv("train", home / "rnn.yaml", "train.steps=3", "-o", tmp_path / "run", "--tensorboard")
+    done = qkv("train", home / "rnn.yaml", "train.max_steps=3", "-o", tmp_path / "run", "--tensorboard")
     assert done.returncode == 0, done.stderr
     assert list((tmp_path / "run" / "tensorboard").glob("events.*"))
 
@@ -204,7 +204,7 @@ def test_a_token_never_seen_is_named_with_its_place(home, tmp_path):
     must_refuse(qkv("predict", home / "rnn", "b@d"), "'@'", "never seen")
     (tmp_path / "in.txt").write_text("bad\nb@d\n")
     must_refuse(qkv("predict", home / "rnn", "--file", tmp_path / "in.txt"), "in.txt:2", "'@'")
-    assert qkv("predict", home / "rnn", "b@d", "--unknown", "replace").returncode == 0
+    assert qkv("predict", home / "rnn", "b@d", "--on-unknown", "replace").returncode == 0
 
 
 def test_validation_data_with_a_token_never_seen_is_refused_before_training(home, tmp_path):
@@ -216,7 +216,7 @@ def test_validation_data_with_a_token_never_seen_is_refused_before_training(home
 def test_an_input_over_the_maximum_length_is_refused_or_truncated_as_chosen(home):
     long = "bad" * 20
     must_refuse(qkv("predict", home / "transformer", long), "60 tokens", "at most 23")
-    assert qkv("predict", home / "transformer", long, "--too-long", "truncate").returncode == 0
+    assert qkv("predict", home / "transformer", long, "--on-too-long", "truncate").returncode == 0
 
 
 def test_a_training_pair_over_the_maximum_length_is_named(home, tmp_path):
@@ -291,26 +291,26 @@ def test_an_unfinished_run_is_said_to_be_unfinished(home, tmp_path):
 
 def test_a_model_without_attention_has_nothing_to_see(home, tmp_path):
     run = tmp_path / "run"
-    list(fit(read_recipe(home / "rnn.yaml", ["model.attention=none", "train.steps=2"]), run, device="cpu"))
-    must_refuse(qkv("look", run, "bad", "-o", tmp_path / "m.png"), "nothing to see")
+    list(fit(read_recipe(home / "rnn.yaml", ["model.attention=none", "train.max_steps=2"]), run, device="cpu"))
+    must_refuse(qkv("plot", run, "bad", "-o", tmp_path / "m.png"), "nothing to see")
     assert not (tmp_path / "m.png").exists()
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("look", "{rnn}", "bad", "-o", "m.gif"), "m.gif"),
-        (("look", "{rnn}", "bad", "--layer", "decoder.attentoin", "-o", "m.png"), "did you mean 'decoder.attention'"),
-        (("look", "{rnn}", "bad", "--heads", "x", "-o", "m.png"), "--heads"),
-        (("look", "{rnn}", "bad", "--heads", "7", "-o", "m.png"), "7"),
-        (("predict", "{rnn}", "bad", "--beams", "0"), "beams"),
-        (("predict", "{rnn}", "bad", "--too-long", "cut"), "--too-long"),
+        (("plot", "{rnn}", "bad", "-o", "m.gif"), "m.gif"),
+        (("plot", "{rnn}", "bad", "--layer", "decoder.attentoin", "-o", "m.png"), "did you mean 'decoder.attention'"),
+        (("plot", "{rnn}", "bad", "--heads", "x", "-o", "m.png"), "--heads"),
+        (("plot", "{rnn}", "bad", "--heads", "7", "-o", "m.png"), "7"),
+        (("predict", "{rnn}", "bad", "--num-beams", "0"), "beams"),
+        (("predict", "{rnn}", "bad", "--on-too-long", "cut"), "--on-too-long"),
         (("predict", "{rnn}", "bad", "--device", "tpu"), "--device"),
         (("predict", "{rnn}", "bad", "--file", "x"), "not both"),
         (("predict", "{rnn}", ""), "empty"),
-        (("cost", "{rnn}", "train.steps=3"), "finished shape"),
+        (("cost", "{rnn}", "train.max_steps=3"), "finished shape"),
         (("cost", "gone.yaml"), "gone.yaml"),
-        (("cost", "{rnn}.yaml", "--vocabulary", "many"), "--vocabulary"),
+        (("cost", "{rnn}.yaml", "--vocab-size", "many"), "--vocab-size"),
     ],
 )
 def test_a_slip_on_the_command_line_is_one_line(home, tmp_path, words, said):
@@ -360,7 +360,7 @@ def test_a_log_that_cannot_be_written_is_one_line(home, tmp_path):
 
 
 def test_ctrl_c_says_how_to_go_on(home, tmp_path):
-    command = [sys.executable, "-m", "qkv.cli", "train", str(home / "rnn.yaml"), "train.steps=100000"]
+    command = [sys.executable, "-m", "qkv.cli", "train", str(home / "rnn.yaml"), "train.max_steps=100000"]
     process = subprocess.Popen(
         [*command, "-o", str(tmp_path / "run")], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),

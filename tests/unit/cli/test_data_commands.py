@@ -33,14 +33,14 @@ def saved(tmp_path: Path) -> Path:
 
 
 def test_build_says_documents_tokens_and_speed(run: Run, text: Path, saved: Path, tmp_path: Path) -> None:
-    code, out, err = run("data", "build", text, "--tokenizer", saved, "--format", "blank", "-o", tmp_path / "out")
+    code, out, err = run("data", "build", text, "--tokenizer", saved, "--format", "blank_line_separated", "-o", tmp_path / "out")
     assert (code, err) == (0, "")
     shards = Shards(tmp_path / "out", Tokenizer.load(saved))
     assert out.startswith(f"{tmp_path / 'out'}: 3 documents, {shards.tokens} tokens, 1 shards; ")
     assert out.endswith(" tokens/s\n")
     assert len(shards.sentences(0)) == 2
-    assert [source["size"] for source in shards.meta["sources"]] == [text.stat().st_size]
-    again = run("data", "build", text, "--tokenizer", saved, "--format", "blank", "-o", tmp_path / "out")
+    assert [source["size"] for source in shards.meta["files"]] == [text.stat().st_size]
+    again = run("data", "build", text, "--tokenizer", saved, "--format", "blank_line_separated", "-o", tmp_path / "out")
     assert again[1].endswith("; built before\n")
 
 
@@ -48,7 +48,7 @@ def test_a_terminal_sees_a_bar(
     run: Run, text: Path, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    code, _, err = run("data", "build", text, "-t", saved, "--format", "blank", "-o", tmp_path / "out")
+    code, _, err = run("data", "build", text, "-t", saved, "--format", "blank_line_separated", "-o", tmp_path / "out")
     assert code == 0
     assert f"3 documents, {Shards(tmp_path / 'out').tokens} tokens" in err
 
@@ -56,8 +56,8 @@ def test_a_terminal_sees_a_bar(
 def test_a_folder_in_hugging_faces_format_is_a_tokenizer(run: Run, text: Path, tmp_path: Path) -> None:
     tokeniser = train_tokenizer("wordpiece", [TEXT], vocab_size=100, template=bert.TOKENIZER_TEMPLATE)
     save_tokenizers(tmp_path / "bert", tokeniser, tokeniser)
-    words = ("data", "build", text, "-t", tmp_path / "bert", "--format", "lines", "-o", tmp_path / "out")
-    assert run(*words, "--workers", "2", "--shard-tokens", "5")[0] == 0
+    words = ("data", "build", text, "-t", tmp_path / "bert", "--format", "line_per_document", "-o", tmp_path / "out")
+    assert run(*words, "--num-workers", "2", "--shard-tokens", "5")[0] == 0
     shards = Shards(tmp_path / "out", tokeniser)
     assert [tokeniser.decode(shards.document(number).tolist()) for number in (0, 2)] == ["the cat sat.", "a dog ran."]
     assert len(shards.meta["shards"]) > 1
@@ -66,11 +66,11 @@ def test_a_folder_in_hugging_faces_format_is_a_tokenizer(run: Run, text: Path, t
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--format", "line"), "format 'line' is unknown; did you mean 'lines'?"),
+        (("--format", "line"), "format 'line' is unknown; known: "),
         ((), "its name does not tell where a document ends"),
         (("--format", "jsonl"), "text.txt.gz:1: not JSON"),
-        (("--format", "lines", "--workers", "-1"), "--workers is -1"),
-        (("--format", "lines", "--shard-tokens", "0"), "0 tokens"),
+        (("--format", "line_per_document", "--num-workers", "-1"), "--num-workers is -1"),
+        (("--format", "line_per_document", "--shard-tokens", "0"), "0 tokens"),
     ],
 )
 def test_a_mistake_is_one_line(
@@ -83,6 +83,6 @@ def test_a_mistake_is_one_line(
 
 
 def test_a_missing_tokenizer_is_one_line(run: Run, text: Path, tmp_path: Path) -> None:
-    code, _, err = run("data", "build", text, "-t", tmp_path / "no", "--format", "lines", "-o", tmp_path / "out")
+    code, _, err = run("data", "build", text, "-t", tmp_path / "no", "--format", "line_per_document", "-o", tmp_path / "out")
     assert (code, err.count("\n")) == (2, 1)
     assert not (tmp_path / "out").exists()

@@ -25,7 +25,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_it_prints_cased_and_lower_cased_bleu_with_intervals_and_signatures(home):
-    done = qkv("eval", home / "run", "--bootstrap", 50)
+    done = qkv("eval", home / "run", "--num-resamples", 50)
     assert done.returncode == 0, done.stderr
     assert [line.split()[0] for line in done.stdout.splitlines()[3:6]] == ["bleu", "bleu_lowercase", "chrf"]
     assert "bleu: nrefs:1|case:mixed|eff:no|tok:13a" in done.stdout
@@ -33,7 +33,7 @@ def test_it_prints_cased_and_lower_cased_bleu_with_intervals_and_signatures(home
 
 
 def test_the_figures_are_those_of_what_it_writes_down(home, tmp_path):
-    done = qkv("eval", home / "run", "--json", "--bootstrap", 0, "-o", tmp_path / "out.tsv")
+    done = qkv("eval", home / "run", "--json", "--num-resamples", 0, "-o", tmp_path / "out.tsv")
     rows = [line.split("\t") for line in (tmp_path / "out.tsv").read_text("utf-8").splitlines()]
     found = json.loads(done.stdout)
     assert found["bleu"] == pytest.approx(Bleu()([row[1] for row in rows], [row[2:] for row in rows])["bleu"])
@@ -43,7 +43,7 @@ def test_the_figures_are_those_of_what_it_writes_down(home, tmp_path):
 
 def test_another_file_is_scored_as_the_recipe_has_it(home):
     files = ("--data", home / "train.en", "--target", home / "train.de")
-    found = json.loads(qkv("eval", home / "run", *files, "--json", "--bootstrap", 10, "--free").stdout)
+    found = json.loads(qkv("eval", home / "run", *files, "--json", "--num-resamples", 10, "--free-running").stdout)
     assert found["examples"] == 60
     assert found["loss"] > 0
     assert found["intervals"]["bleu"][0] <= found["bleu"] <= found["intervals"]["bleu"][1]
@@ -51,17 +51,17 @@ def test_another_file_is_scored_as_the_recipe_has_it(home):
 
 def test_each_set_of_several_has_its_own_figures(tmp_path):
     list(fit(read_recipe(mixed(tmp_path)), tmp_path / "run", device="cpu"))
-    found = json.loads(qkv("eval", tmp_path / "run", "--json", "--bootstrap", 0).stdout)
+    found = json.loads(qkv("eval", tmp_path / "run", "--json", "--num-resamples", 0).stdout)
     assert {name: one["examples"] for name, one in found.items()} == {"translate English to German": 8, "tldr": 5}
     assert all("chrf" in one for one in found.values())
-    printed = qkv("eval", tmp_path / "run", "--bootstrap", 0).stdout
+    printed = qkv("eval", tmp_path / "run", "--num-resamples", 0).stdout
     assert "\ntldr\n" in printed
 
 
 def test_a_slip_is_one_line(home):
     must_refuse(qkv("eval", home / "run", "--format", "tsv"), "--target and --format go with --data")
     must_refuse(qkv("eval", home / "run", "--data", home / "train.en", "--format", "squad"), "--format is aligned or")
-    must_refuse(qkv("eval", home / "run", "--bootstrap", -1), "--bootstrap is 0 or more")
+    must_refuse(qkv("eval", home / "run", "--num-resamples", -1), "--num-resamples is 0 or more")
 
 
 def test_predict_puts_the_prefix_of_the_run_before_a_text_that_lacks_it(tmp_path):

@@ -20,8 +20,8 @@ from qkv.train.trainer import fit
 
 NASTY = "<script>alert('x')</script> good & 😀"
 KINDS = {
-    "label": ({"separator": "|"}, "5|long", "1"),
-    "rate": ({"number": True}, "5.0", "1.5"),
+    "multi_label": ({"label_separator": "|"}, "5|long", "1"),
+    "regression": ({"regression": True}, "5.0", "1.5"),
 }
 
 
@@ -55,10 +55,10 @@ def of_kind(home: Path, folder: Path, kind: str) -> Path:
 
 
 def test_eval_of_a_task_prints_figures_classes_and_confusions(home: Path) -> None:
-    done = qkv("eval", home / "stars", "--bootstrap", 50)
+    done = qkv("eval", home / "stars", "--num-resamples", 50)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0].split() == ["figure", "value", "95", "%", "interval"]
+    assert lines[0].split() == ["metric", "value", "95", "%", "interval"]
     assert lines[1].startswith("accuracy ")
     assert any(line.split()[:3] == ["class", "precision", "recall"] for line in lines)
     assert "42 examples; 95 % intervals from 50 resamples" in lines
@@ -66,12 +66,12 @@ def test_eval_of_a_task_prints_figures_classes_and_confusions(home: Path) -> Non
 
 def test_eval_of_a_task_scores_the_recipes_test_part_and_any_other_file(home: Path) -> None:
     by_recipe, by_file = (
-        json.loads(qkv("eval", home / "stars", "--bootstrap", 20, "--json", *words).stdout)
+        json.loads(qkv("eval", home / "stars", "--num-resamples", 20, "--json", *words).stdout)
         for words in ((), ("--data", home / "test.csv"))
     )
     assert by_recipe == by_file
-    assert by_recipe["examples"] == 42
-    low, value, high = (by_recipe["figures"]["accuracy"][name] for name in ("low", "value", "high"))
+    assert by_recipe["num_examples"] == 42
+    low, value, high = (by_recipe["metrics"]["accuracy"][name] for name in ("ci_low", "value", "ci_high"))
     assert low <= value <= high
     assert set(by_recipe["classes"]) == {"1", "5"}
 
@@ -79,21 +79,21 @@ def test_eval_of_a_task_scores_the_recipes_test_part_and_any_other_file(home: Pa
 def test_columns_are_named_for_a_file_of_another_format(home: Path, tmp_path: Path) -> None:
     rows = [json.dumps({"said": text, "how": stars}) for text, stars in reviews(10)]
     (tmp_path / "other.jsonl").write_text("\n".join(rows))
-    words = ("--data", tmp_path / "other.jsonl", "--format", "jsonl", "--column", "text=said", "--column", "label=how")
-    done = qkv("eval", home / "stars", *words, "--json", "--bootstrap", 0)
-    assert json.loads(done.stdout)["examples"] == 10
+    words = ("--data", tmp_path / "other.jsonl", "--format", "jsonl", "--reader-option", "text=said", "--reader-option", "label=how")
+    done = qkv("eval", home / "stars", *words, "--json", "--num-resamples", 0)
+    assert json.loads(done.stdout)["num_examples"] == 10
     must_refuse(qkv("eval", home / "stars", *words[:4]), "other.jsonl:1", "'text'")
 
 
 def test_a_report_is_two_files_and_the_page_holds_the_worst_examples_as_text(home: Path, tmp_path: Path) -> None:
-    done = qkv("eval", home / "stars", "--report", tmp_path / "r", "--bootstrap", 20)
+    done = qkv("eval", home / "stars", "--report", tmp_path / "r", "--num-resamples", 20)
     assert done.returncode == 0, done.stderr
     told = json.loads((tmp_path / "r" / "report.json").read_text())
     text = (tmp_path / "r" / "report.html").read_text()
-    assert told["wrong"] == len(told["worst"])
-    assert all(one["confidence"] >= 0.5 for one in told["worst"])  # of two classes the likelier one
-    assert told["curves"]["loss"]
-    assert [step for step, _ in told["curves"]["accuracy"]] == [3, 6]
+    assert told["num_wrong"] == len(told["worst_examples"])
+    assert all(one["confidence"] >= 0.5 for one in told["worst_examples"])  # of two classes the likelier one
+    assert told["learning_curves"]["loss"]
+    assert [step for step, _ in told["learning_curves"]["accuracy"]] == [3, 6]
     assert "<h2>Learning curves</h2>" in text
     assert "<script>alert" not in text
     assert "learning_rate: 0.003" in text
@@ -102,14 +102,14 @@ def test_a_report_is_two_files_and_the_page_holds_the_worst_examples_as_text(hom
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_label_has_its_report(home: Path, tmp_path: Path, kind: str) -> None:
     run = of_kind(home, tmp_path, kind)
-    done = qkv("eval", run, "--report", tmp_path / "r", "--bootstrap", 20)
+    done = qkv("eval", run, "--report", tmp_path / "r", "--num-resamples", 20)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "r" / "report.html").is_file()
 
 
 def test_examples_without_labels_are_predicted_only(home: Path, tmp_path: Path) -> None:
     (tmp_path / "plain.csv").write_text("review\na good cat\nbad tea\n")
-    words = ("--data", tmp_path / "plain.csv", "--column", "label=none", "-o", tmp_path / "out.tsv")
+    words = ("--data", tmp_path / "plain.csv", "--reader-option", "label=none", "-o", tmp_path / "out.tsv")
     done = qkv("eval", home / "stars", *words)
     assert done.returncode == 0, done.stderr
     assert "2 examples have no label: predicted only" in done.stdout
@@ -124,8 +124,8 @@ def test_columns_of_another_name_are_told_as_train_takes_them(home: Path, tmp_pa
     renamed = (home / "test.csv").read_text().replace("review,stars", "said,how", 1)
     (tmp_path / "other.csv").write_text(renamed)
     words = ("--data", tmp_path / "other.csv", "--text", "said", "--label", "how")
-    told = [qkv("eval", home / "stars", "--json", "--bootstrap", 0, *more) for more in ((), words)]
-    assert [json.loads(one.stdout)["figures"] for one in told] == [json.loads(told[0].stdout)["figures"]] * 2
+    told = [qkv("eval", home / "stars", "--json", "--num-resamples", 0, *more) for more in ((), words)]
+    assert [json.loads(one.stdout)["metrics"] for one in told] == [json.loads(told[0].stdout)["metrics"]] * 2
 
 
 def test_a_label_never_seen_in_training_is_named_or_skipped(home: Path, tmp_path: Path) -> None:
@@ -139,13 +139,13 @@ def test_a_label_never_seen_in_training_is_named_or_skipped(home: Path, tmp_path
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--beams", 2), "--beams is for pairs"),
-        (("--free",), "--free is for pairs"),
+        (("--num-beams", 2), "--num-beams is for pairs"),
+        (("--free-running",), "--free-running is for pairs"),
         (("--format", "csv"), "go with --data"),
-        (("--bootstrap", -1), "--bootstrap"),
+        (("--num-resamples", -1), "--num-resamples"),
         (("--data", "gone.csv"), "gone.csv"),
-        (("--data", "{home}/test.csv", "--column", "stars"), "WHAT=NAME"),
-        (("--data", "{home}/test.csv", "--column", "text=views"), "no column 'views'"),
+        (("--data", "{home}/test.csv", "--reader-option", "stars"), "KEY=VALUE"),
+        (("--data", "{home}/test.csv", "--reader-option", "text=views"), "no column 'views'"),
         (("--data", "{home}/test.csv", "--text", "views"), "no column 'views'"),
         (("--label", "stars"), "go with --data"),
     ],
@@ -160,8 +160,8 @@ def test_a_slip_in_eval_is_one_line(home: Path, words: tuple[object, ...], said:
 def test_a_file_of_several_windows_comes_out_in_order(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(input_stream, "_WINDOWS", (3,))
-    monkeypatch.setattr(input_stream, "_WINDOW", 7)
+    monkeypatch.setattr(input_stream, "_FIRST_WINDOW_SIZES", (3,))
+    monkeypatch.setattr(input_stream, "_WINDOW_SIZE", 7)
     lines = [f"{text} {'tea ' * (i % 9)}".strip() for i, (text, _) in enumerate(reviews(50))]
     (tmp_path / "in.txt").write_text("\n".join(lines))
     done = qkv("predict", home / "stars", "--file", tmp_path / "in.txt", "--json")
@@ -175,8 +175,8 @@ def test_a_file_of_several_windows_comes_out_in_order(
 def test_no_more_than_a_window_is_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     from qkv.data.formats.io import ErrorPolicy
 
-    monkeypatch.setattr(input_stream, "_WINDOWS", ())
-    monkeypatch.setattr(input_stream, "_WINDOW", 10)
+    monkeypatch.setattr(input_stream, "_FIRST_WINDOW_SIZES", ())
+    monkeypatch.setattr(input_stream, "_WINDOW_SIZE", 10)
     read: list[int] = []
 
     def endless():
@@ -190,7 +190,7 @@ def test_no_more_than_a_window_is_read_ahead(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_probabilities_of_labels_sum_to_one(home: Path) -> None:
-    told = json.loads(qkv("predict", home / "stars", "a good cat", "--json", "--best", 2).stdout)
+    told = json.loads(qkv("predict", home / "stars", "a good cat", "--json", "--n-best", 2).stdout)
     assert sum(told["probabilities"].values()) == pytest.approx(1)
     assert told["probability"] == max(told["probabilities"].values())
     assert told["label"] == max(told["probabilities"], key=told["probabilities"].get)
@@ -221,9 +221,9 @@ def test_bad_lines_are_named_or_counted_and_listed(home: Path, tmp_path: Path) -
 def test_json_says_where_each_input_stands_so_that_skipped_ones_are_known(home: Path, tmp_path: Path) -> None:
     (tmp_path / "in.txt").write_text("a good cat\n\nbad tea\n")
     done = qkv("predict", home / "stars", "--file", tmp_path / "in.txt", "--skip-bad", "--json")
-    places = [json.loads(line)["where"] for line in done.stdout.splitlines()]
+    places = [json.loads(line)["location"] for line in done.stdout.splitlines()]
     assert places == [f"{tmp_path}/in.txt:1", f"{tmp_path}/in.txt:3"]
-    assert "where" not in json.loads(qkv("predict", home / "stars", "bad tea", "--json").stdout)
+    assert "location" not in json.loads(qkv("predict", home / "stars", "bad tea", "--json").stdout)
 
 
 def test_a_run_that_learned_questions_without_answer_says_so_as_it_is_scored(home: Path, tmp_path: Path) -> None:
@@ -232,16 +232,16 @@ def test_a_run_that_learned_questions_without_answer_says_so_as_it_is_scored(hom
     data = {"data": [{"title": "", "paragraphs": [{"context": "a cat sat", "qas": asked}]}]}
     (tmp_path / "qa.json").write_text(json.dumps(data))
     made = {"data": {"format": "squad", "train": f"{tmp_path}/qa.json", "valid": f"{tmp_path}/qa.json"}}
-    made |= {"name": "qa", "task": {"name": "answer"}, "model": {"from": str(home / "start")}}
-    made |= {"train": {"steps": 60, "batch_tokens": 256, "learning_rate": 0.003, "warmup": 2}}
+    made |= {"name": "qa", "task": {"name": "question_answering"}, "model": {"init_from": str(home / "start")}}
+    made |= {"train": {"max_steps": 60, "batch_tokens": 256, "learning_rate": 0.003, "warmup_steps": 2}}
     (tmp_path / "qa.yaml").write_text(json.dumps(made))
     for _ in range(2):  # the second time, it is there: what was found out is no other recipe
         list(fit(read_recipe(tmp_path / "qa.yaml"), tmp_path / "run", device="cpu"))
     assert read_recipe(tmp_path / "run" / "recipe.yaml").task["threshold"] == 0.0
     done = qkv("predict", tmp_path / "run", "bad\ta cat sat", "good\ta cat sat", "--json")
     told = [json.loads(line) for line in done.stdout.splitlines()]
-    assert told[0]["no_answer"] > 0
-    assert [one["answer"] == "" for one in told] == [one["no_answer"] > 0 for one in told]
+    assert told[0]["null_score_diff"] > 0
+    assert [one["answer"] == "" for one in told] == [one["null_score_diff"] > 0 for one in told]
 
 
 def test_a_file_with_nothing_but_bad_lines_is_refused(home: Path, tmp_path: Path) -> None:
@@ -255,12 +255,12 @@ def test_what_was_cut_is_said_and_refused_on_request(home: Path) -> None:
     done = qkv("predict", home / "stars", long)
     assert done.stdout.strip() in ("1", "5")
     assert "1 text was longer than the model takes" in done.stderr
-    must_refuse(qkv("predict", home / "stars", long, "--too-long", "refuse"), "at most 32")
-    must_refuse(qkv("predict", home / "stars", "good", "--word", "mean"), "--word", "no such setting")
+    must_refuse(qkv("predict", home / "stars", long, "--on-too-long", "refuse"), "at most 32")
+    must_refuse(qkv("predict", home / "stars", "good", "--subword-pooling", "mean"), "--subword-pooling", "no such setting")
 
 
 def test_several_labels_are_those_above_the_threshold(home: Path, tmp_path: Path) -> None:
-    run = of_kind(home, tmp_path, "label")
+    run = of_kind(home, tmp_path, "multi_label")
     all_of_them = json.loads(qkv("predict", run, "a good cat", "--json", "--threshold", 0.0001).stdout)["labels"]
     assert set(all_of_them) == {"1", "5", "long"}
     middle = sorted(all_of_them.values())[1]

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from PIL import Image
 
-sys.path.append(str(Path(__file__).parents[1] / "data" / "tasks"))
+sys.path.append(str(Path(__file__).parents[1] / "data" / "formats"))
 sys.path.append(str(Path(__file__).parent))
 from small_pictures import NAMES, pictures, recipe_of, write_folder, write_idx
 from test_cli import must_refuse, qkv
@@ -22,7 +22,7 @@ from test_cli import must_refuse, qkv
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of the command itself, and files of its test pictures."""
     folder = tmp_path_factory.mktemp("home")
-    (folder / "lines.yaml").write_text(yaml.safe_dump(recipe_of(write_idx(folder / "idx"), train={"steps": 2})))
+    (folder / "lines.yaml").write_text(yaml.safe_dump(recipe_of(write_idx(folder / "idx"), train={"max_steps": 2})))
     done = qkv("train", folder / "lines.yaml", "-o", folder / "run", "--device", "cpu")
     assert done.returncode == 0, done.stderr
     write_folder(folder / "files", 30, seed=2)  # t10k's
@@ -30,22 +30,22 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_eval_scores_the_test_files_and_shows_the_worst_as_pictures(home: Path, tmp_path: Path) -> None:
-    done = qkv("eval", home / "run", "--report", tmp_path, "--bootstrap", 20)
+    done = qkv("eval", home / "run", "--report", tmp_path, "--num-resamples", 20)
     assert done.returncode == 0, done.stderr
     assert "30 examples" in done.stdout
     told = json.loads((tmp_path / "report.json").read_text())
     assert set(told["classes"]) == set(NAMES)
-    assert all("picture" not in one and "picture " in one["where"] for one in told["worst"])
+    assert all("image" not in one and "picture " in one["location"] for one in told["worst_examples"])
     page = (tmp_path / "report.html").read_text()
     shown = re.findall(r'<img src="data:image/png;base64,([^"]+)" alt="[^"]+: picture (\d+)">', page)
-    assert len(shown) == told["wrong"] > 0
+    assert len(shown) == told["num_wrong"] > 0
     (tmp_path / "worst.png").write_bytes(base64.b64decode(shown[0][0]))
     with Image.open(tmp_path / "worst.png") as worst:
         assert worst.tobytes() == pictures(30, 2)[0][int(shown[0][1]) - 1].tobytes()
 
 
 def test_files_are_scored_and_predicted_as_the_pixels_of_the_test_part_are(home: Path, tmp_path: Path) -> None:
-    done = qkv("eval", home / "run", "-o", tmp_path / "said.tsv", "--bootstrap", 0)
+    done = qkv("eval", home / "run", "-o", tmp_path / "said.tsv", "--num-resamples", 0)
     assert done.returncode == 0, done.stderr
     rows = [line.split("\t")[1:3] for line in (tmp_path / "said.tsv").read_text().splitlines()[1:]]
     files = [home / "files" / NAMES[i % 3] / f"{i:03}.png" for i in range(30)]
@@ -57,7 +57,7 @@ def test_files_are_scored_and_predicted_as_the_pixels_of_the_test_part_are(home:
     idx = home / "idx" / "t10k-images-idx3-ubyte"
     assert qkv("predict", home / "run", "--file", idx, "--format", "idx").stdout.split() == [row[0] for row in rows]
     scored = [
-        json.loads(qkv("eval", home / "run", "--json", "--bootstrap", 0, *words).stdout)["figures"]["accuracy"]
+        json.loads(qkv("eval", home / "run", "--json", "--num-resamples", 0, *words).stdout)["metrics"]["accuracy"]
         for words in ((), ("--data", home / "files", "--format", "images"))
     ]
     assert scored[0] == scored[1]
@@ -98,11 +98,11 @@ def test_a_bad_picture_is_one_line_or_skipped(home: Path, tmp_path: Path) -> Non
 
 
 def test_without_a_model_it_says_what_a_fresh_one_needs(home: Path) -> None:
-    must_refuse(qkv("train", "--task", "picture", "--data", home / "files"), "model.family=vit model.image=…")
+    must_refuse(qkv("train", "--task", "image_classification", "--data", home / "files"), "model.family=vit model.image_size=…")
 
 
 def test_ones_own_folder_is_learned_without_a_recipe(home: Path, tmp_path: Path) -> None:
-    words = ("--task", "picture", "--data", home / "files", "--from", home / "run", "train.epochs=1", "-o")
+    words = ("--task", "image_classification", "--data", home / "files", "--init-from", home / "run", "train.epochs=1", "-o")
     done = qkv("train", *words, tmp_path / "run", "--device", "cpu", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert qkv("predict", tmp_path / "run", home / "files" / "dark" / "000.png").stdout.strip() in NAMES

@@ -37,12 +37,12 @@ def prompt(home: Path, *words: object):
 def test_it_prints_accuracy_and_f1_with_intervals(home):
     done = prompt(home, "--shots", 2, "--train", home / "train.csv", "--template", r"Review: {text}\nMood: {label}\n\n")
     assert done.returncode == 0, done.stderr
-    assert [line.split()[0] for line in done.stdout.splitlines()[:3]] == ["figure", "accuracy", "f1_macro"]
+    assert [line.split()[0] for line in done.stdout.splitlines()[:3]] == ["metric", "accuracy", "f1_macro"]
     assert "4 examples" in done.stdout
 
 
 def test_the_figures_are_those_of_what_it_writes_down(home, tmp_path):
-    done = prompt(home, "--json", "--bootstrap", 0, "-o", tmp_path / "said.tsv", "--word", "pos=good", "--calibrate")
+    done = prompt(home, "--json", "--num-resamples", 0, "-o", tmp_path / "said.tsv", "--verbalizer", "pos=good", "--calibrate")
     rows = [line.split("\t") for line in (tmp_path / "said.tsv").read_text().splitlines()[1:]]
     assert [row[3] for row in rows] == ["pos", "neg", "pos", "neg"]
     found = json.loads(done.stdout)
@@ -52,7 +52,7 @@ def test_the_figures_are_those_of_what_it_writes_down(home, tmp_path):
 
 def test_examples_that_are_shown_are_not_asked_about(home):
     assert json.loads(prompt(home, "--json", "--shots", 3, "--seed", 5).stdout)["examples"] == 1
-    assert json.loads(prompt(home, "--json", "--examples", 2).stdout)["examples"] == 2
+    assert json.loads(prompt(home, "--json", "--max-examples", 2).stdout)["examples"] == 2
 
 
 @pytest.mark.parametrize(
@@ -61,10 +61,10 @@ def test_examples_that_are_shown_are_not_asked_about(home):
         (("--template", "{text}"), "template: needs {text} and, once, {label}"),
         (("--shots", 9), "9 examples to show out of 4"),
         (("--shots", 4), "no example is left to ask about"),
-        (("--word", "pos"), "--word: 'pos' is not LABEL=WORD"),
-        (("--word", "Pos=good"), "--word: no example has the label 'Pos'; known: "),
+        (("--verbalizer", "pos"), "--verbalizer: 'pos' is not LABEL=WORD"),
+        (("--verbalizer", "Pos=good"), "--verbalizer: no example has the label 'Pos'; known: "),
         (("--format", "squad"), "--format squad has no labelled texts"),
-        (("--examples", 0), "--examples is 1 or more"),
+        (("--max-examples", 0), "--max-examples is 1 or more"),
         (("--label", "stars"), "stars"),
     ],
 )

@@ -49,11 +49,11 @@ def score(*words: object) -> Any:
 
 def test_a_csv_file_is_a_table_of_which_a_column_is_named(tmp_path: Path) -> None:
     hyp, ref = write(tmp_path / "h.csv", "id,label\n1,pos\n2,neg\n"), write(tmp_path / "r.csv", "label\nneg\nneg\n")
-    words = ("-m", "accuracy", "--hyp", hyp, "--ref", ref, "--bootstrap", 0)
+    words = ("-m", "accuracy", "--hyp", hyp, "--ref", ref, "--num-resamples", 0)
     must_refuse(qkv("score", *words), "h.csv: a table", "--hyp-column")
     must_refuse(qkv("score", *words, "--hyp-column", "label"), "r.csv: a table", "--ref-column")
     told = score(*words, "--hyp-column", "label", "--ref-column", "label")
-    assert (told["examples"], told["metrics"]["accuracy"]["figures"]["accuracy"]["value"]) == (2, 0.5)
+    assert (told["examples"], told["metrics"]["accuracy"]["scores"]["accuracy"]["value"]) == (2, 0.5)
 
 
 def test_a_blank_line_of_a_csv_file_is_an_empty_text(tmp_path: Path) -> None:
@@ -86,30 +86,30 @@ def test_bleu_is_printed_with_its_interval_and_signature(texts: dict[str, Path])
 def test_several_metrics_and_references_in_json(texts: dict[str, Path]) -> None:
     found = score(
         *("-m", "bleu", "-m", "chrf", "-m", "wer", "-m", "rouge", "--hyp", texts["hyp"]),
-        *("--ref", texts["ref"], "--ref", texts["ref2"], "--bootstrap", 50, "--lowercase"),
+        *("--ref", texts["ref"], "--ref", texts["ref2"], "--num-resamples", 50, "--lowercase"),
     )
     assert list(found["metrics"]) == ["bleu", "chrf", "wer", "rouge"]
     assert "nrefs:2|case:lc" in found["metrics"]["bleu"]["signature"]
     for metric in found["metrics"].values():
-        for figure in metric["figures"].values():
-            assert figure["low"] <= figure["value"] <= figure["high"]
+        for figure in metric["scores"].values():
+            assert figure["ci_low"] <= figure["value"] <= figure["ci_high"]
 
 
 def test_two_systems_are_compared(texts: dict[str, Path]) -> None:
-    files = ("--hyp", texts["hyp"], "--ref", texts["ref"], "--other", texts["other"])
-    figure = score("-m", "chrf", *files)["metrics"]["chrf"]["figures"]["chrf"]
-    assert figure["difference"] == pytest.approx(figure["value"] - figure["other"])
-    assert max(figure["p_bootstrap"], figure["p_randomisation"]) < 0.05
-    assert figure["difference_low"] > 0
-    assert "p swaps" in qkv("score", "-m", "chrf", *files).stdout
-    plain = qkv("score", "-m", "chrf", *files, "--bootstrap", 0)
+    files = ("--hyp", texts["hyp"], "--ref", texts["ref"], "--baseline", texts["other"])
+    figure = score("-m", "chrf", *files)["metrics"]["chrf"]["scores"]["chrf"]
+    assert figure["difference"] == pytest.approx(figure["value"] - figure["baseline"])
+    assert max(figure["p_bootstrap"], figure["p_randomization"]) < 0.05
+    assert figure["difference_ci_low"] > 0
+    assert "p (rand.)" in qkv("score", "-m", "chrf", *files).stdout
+    plain = qkv("score", "-m", "chrf", *files, "--num-resamples", 0)
     assert plain.returncode == 0
     assert "interval" not in plain.stdout
 
 
 def test_every_examples_own_figures_are_written(texts: dict[str, Path], tmp_path: Path) -> None:
     out = tmp_path / "each.tsv"
-    score("-m", "bleu", "-m", "rouge", "--hyp", texts["hyp"], "--ref", texts["ref"], "--each", out, "--bootstrap", 0)
+    score("-m", "bleu", "-m", "rouge", "--hyp", texts["hyp"], "--ref", texts["ref"], "--per-example", out, "--num-resamples", 0)
     rows = [line.split("\t") for line in out.read_text().split("\n")[:-1]]
     assert rows[0][:2] == ["bleu", "rouge.rouge1"]
     assert len(rows) == 1 + len(SENTENCES)
@@ -123,14 +123,14 @@ def test_labels_a_line_and_in_columns(tmp_path: Path) -> None:
     comma = write(tmp_path / "ref.csv", 'text,label\n"a,\nb",pos\nc,neg\nd,neg\n')
     for ref in (table, comma):
         found = score(
-            "-m", "accuracy", "-m", "f1", "-m", "matthews", "--hyp", lines, "--ref", ref, "--ref-column", "label"
+            "-m", "accuracy", "-m", "f1", "-m", "matthews_correlation", "--hyp", lines, "--ref", ref, "--ref-column", "label"
         )
-        assert found["metrics"]["accuracy"]["figures"]["accuracy"]["value"] == pytest.approx(2 / 3)
-        assert found["metrics"]["matthews"]["figures"]["matthews"]["value"] == pytest.approx(0.5)
+        assert found["metrics"]["accuracy"]["scores"]["accuracy"]["value"] == pytest.approx(2 / 3)
+        assert found["metrics"]["matthews_correlation"]["scores"]["matthews_correlation"]["value"] == pytest.approx(0.5)
     by_number = write(tmp_path / "ref2.tsv", "1\tpos\n2\tneg\n3\tneg\n")
-    positive = score("-m", "f1", "--hyp", lines, "--ref", by_number, "--ref-column", 2, "--positive", "pos")
-    assert positive["metrics"]["f1"]["figures"]["f1_micro"]["value"] == pytest.approx(2 / 3)
-    shown = qkv("score", "-m", "f1", "--hyp", lines, "--ref", by_number, "--ref-column", 2, "--by-label").stdout
+    positive = score("-m", "f1", "--hyp", lines, "--ref", by_number, "--ref-column", 2, "--positive-label", "pos")
+    assert positive["metrics"]["f1"]["scores"]["f1_micro"]["value"] == pytest.approx(2 / 3)
+    shown = qkv("score", "-m", "f1", "--hyp", lines, "--ref", by_number, "--ref-column", 2, "--per-class").stdout
     assert [line.split() for line in shown.splitlines() if line.startswith("neg")] == [
         ["neg", "1.0000", "0.5000", "0.6667", "2"]
     ]
@@ -138,17 +138,17 @@ def test_labels_a_line_and_in_columns(tmp_path: Path) -> None:
 
 def test_several_labels_a_line_and_numbers(tmp_path: Path) -> None:
     hyp, ref = write(tmp_path / "h", "a, b\n\nc\n"), write(tmp_path / "r", "a\n\nc,d\n")
-    found = score("-m", "multilabel_f1", "--hyp", hyp, "--ref", ref)["metrics"]["multilabel_f1"]["figures"]
+    found = score("-m", "multilabel_f1", "--hyp", hyp, "--ref", ref)["metrics"]["multilabel_f1"]["scores"]
     assert found["f1_micro"]["value"] == pytest.approx(2 * 2 / (3 + 3))
     hyp, ref = write(tmp_path / "h", "1\n2\n3.5\n4\n"), write(tmp_path / "r", "0.1\n0.2\n0.4\n0.3\n")
     found = score("-m", "pearson", "-m", "spearman", "--hyp", hyp, "--ref", ref)["metrics"]
-    assert found["spearman"]["figures"]["spearman"]["value"] == pytest.approx(0.8)
+    assert found["spearman"]["scores"]["spearman"]["value"] == pytest.approx(0.8)
     constant = write(tmp_path / "c", "1\n1\n1\n1\n")
     assert "undefined" in qkv("score", "-m", "pearson", "--hyp", constant, "--ref", ref).stdout
-    assert score("-m", "pearson", "--hyp", constant, "--ref", ref)["metrics"]["pearson"]["figures"]["pearson"] == {
+    assert score("-m", "pearson", "--hyp", constant, "--ref", ref)["metrics"]["pearson"]["scores"]["pearson"] == {
         "value": None,
-        "low": None,
-        "high": None,
+        "ci_low": None,
+        "ci_high": None,
     }
 
 
@@ -157,12 +157,12 @@ def test_tagged_words_of_conll_files(tmp_path: Path) -> None:
     hyp = write(tmp_path / "hyp.conll", "Ann\tB-PER\nsaw\tO\nParis\tO\n\n#\tO\nBob\tB-PER\n")
     both = write(tmp_path / "both.txt", "Ann B-PER B-PER\nsaw O O\nParis B-LOC O\n\n# O O\nBob B-PER B-PER\n")
     for files in (("--hyp", hyp, "--ref", ref), ("--hyp", both, "--ref", both, "--ref-column", 2)):
-        found = score("-m", "entity_f1", "-m", "token_accuracy", "-m", "sequence_accuracy", *files, "--by-label")
-        figures = found["metrics"]["entity_f1"]["figures"]
+        found = score("-m", "entity_f1", "-m", "token_accuracy", "-m", "sequence_accuracy", *files, "--per-class")
+        figures = found["metrics"]["entity_f1"]["scores"]
         assert (figures["precision_micro"]["value"], figures["recall_micro"]["value"]) == (1.0, pytest.approx(2 / 3))
-        assert found["metrics"]["entity_f1"]["labels"]["LOC"]["recall"] == 0.0
-        assert found["metrics"]["token_accuracy"]["figures"]["accuracy"]["value"] == pytest.approx(4 / 5)
-        assert found["metrics"]["sequence_accuracy"]["figures"]["accuracy"]["value"] == 0.5
+        assert found["metrics"]["entity_f1"]["classes"]["LOC"]["recall"] == 0.0
+        assert found["metrics"]["token_accuracy"]["scores"]["accuracy"]["value"] == pytest.approx(4 / 5)
+        assert found["metrics"]["sequence_accuracy"]["scores"]["accuracy"]["value"] == 0.5
         assert found["examples"] == 2
 
 
@@ -174,9 +174,9 @@ def test_part_of_speech_tags_of_conllu(tmp_path: Path) -> None:
     alone = write(tmp_path / "tags.txt", "AUX\nADV\n")
     for said in (hyp, alone):
         found = score("-m", "token_accuracy", "--hyp", said, "--ref", ref)
-        assert found["metrics"]["token_accuracy"]["figures"]["accuracy"]["value"] == 0.5
+        assert found["metrics"]["token_accuracy"]["scores"]["accuracy"]["value"] == 0.5
     forms = score("-m", "token_accuracy", "--hyp", hyp, "--ref", ref, "--hyp-column", "form", "--ref-column", "form")
-    assert forms["metrics"]["token_accuracy"]["figures"]["accuracy"]["value"] == 1.0
+    assert forms["metrics"]["token_accuracy"]["scores"]["accuracy"]["value"] == 1.0
 
 
 def test_squads_predictions_and_answers(tmp_path: Path) -> None:
@@ -185,17 +185,17 @@ def test_squads_predictions_and_answers(tmp_path: Path) -> None:
     ref = write(tmp_path / "dev.json", json.dumps({"data": [{"paragraphs": [{"context": "", "qas": asked}]}]}))
     hyp = write(tmp_path / "said.json", json.dumps({"q1": "Cat", "q2": "", "other": "x"}))
     found = score("-m", "squad2", "--hyp", hyp, "--ref", ref)
-    figures = found["metrics"]["squad2"]["figures"]
-    assert figures["exact"]["value"] == pytest.approx(200 / 3)
+    figures = found["metrics"]["squad2"]["scores"]
+    assert figures["exact_match"]["value"] == pytest.approx(200 / 3)
     assert figures["f1_unanswerable"]["value"] == 100.0
     assert "no prediction for 1 of 3 questions (q3 …): they count 0" in found["notes"][0]
 
 
 def test_bertscore_with_an_encoder(tmp_path: Path) -> None:
     hyp, ref = write(tmp_path / "h", "a man eats\n\n"), write(tmp_path / "r", "a man eats\nsome words\n")
-    options = ("--model", MINILM, "--layer", 4, "--bootstrap", 0, "--device", "cpu")
+    options = ("--model", MINILM, "--layer", 4, "--num-resamples", 0, "--device", "cpu")
     found = score("-m", "bertscore", "--hyp", hyp, "--ref", ref, *options)["metrics"]["bertscore"]
-    assert found["figures"]["f1"]["value"] == pytest.approx(0.5, abs=1e-5)
+    assert found["scores"]["f1"]["value"] == pytest.approx(0.5, abs=1e-5)
     assert found["signature"] == f"{MINILM}, layer 4, no idf, not rescaled"
 
 
@@ -206,7 +206,7 @@ def test_on_a_terminal_of_eighty_columns_nothing_is_cut_off(
         def isatty(self) -> bool:
             return True
 
-    words = ("score", "-m", "rouge", "--hyp", texts["hyp"], "--ref", texts["ref"], "--other", texts["other"])
+    words = ("score", "-m", "rouge", "--hyp", texts["hyp"], "--ref", texts["ref"], "--baseline", texts["other"])
     plain = qkv(*words).stdout
     monkeypatch.setattr(sys, "argv", ["qkv", *map(str, words)])
     for name, value in (("COLUMNS", "80"), ("TERM", "dumb")):
@@ -226,15 +226,15 @@ def test_slips_with_text_files(texts: dict[str, Path], tmp_path: Path) -> None:
     short, empty = write(tmp_path / "short.txt", "a\n"), write(tmp_path / "empty.txt", "")
     latin = write(tmp_path / "latin.txt", b"fine\nna\xefve\n")
     must_refuse(qkv("score", "-m", "bleu", "--hyp", hyp, "--ref", short), f"{hyp} has 20 lines and {short} has 1")
-    must_refuse(qkv("score", "-m", "bleu", "--hyp", hyp, "--ref", ref, "--other", short), str(short), "aligned")
+    must_refuse(qkv("score", "-m", "bleu", "--hyp", hyp, "--ref", ref, "--baseline", short), str(short), "aligned")
     must_refuse(qkv("score", "-m", "bleu", "--hyp", empty, "--ref", ref), f"{empty}: empty")
     must_refuse(qkv("score", "-m", "bleu", "--hyp", latin, "--ref", latin), f"{latin}:2", "UTF-8")
     must_refuse(qkv("score", "-m", "bleu", "--hyp", tmp_path / "none", "--ref", ref), "none", "no such file")
     must_refuse(qkv("score", "-m", "blue", "--hyp", hyp, "--ref", ref), "metric 'blue' is unknown", "'bleu'")
     must_refuse(qkv("score", "-m", "bleu", "--hyp", hyp, "--ref", ref, "--tokenize", "13b"), "13a")
-    must_refuse(qkv("score", "-m", "bleu", "--hyp", hyp, "--ref", ref, "--stem"), "--stem", "it is for rouge")
-    must_refuse(qkv("score", "-m", "rouge", "--hyp", hyp, "--ref", ref, "--references", "worst"), "best or mean")
-    must_refuse(qkv("score", "-m", "bleu", "--hyp", hyp, "--ref", ref, "--bootstrap", -1), "--bootstrap")
+    must_refuse(qkv("score", "-m", "bleu", "--hyp", hyp, "--ref", ref, "--use-stemmer"), "--use-stemmer", "it is for rouge")
+    must_refuse(qkv("score", "-m", "rouge", "--hyp", hyp, "--ref", ref, "--multi-reference", "worst"), "best or mean")
+    must_refuse(qkv("score", "-m", "bleu", "--hyp", hyp, "--ref", ref, "--num-resamples", -1), "--num-resamples")
     must_refuse(qkv("score", "-m", "bertscore", "--hyp", hyp, "--ref", ref), "--model")
     must_refuse(qkv("score", "-m", "bleu", "--hyp", hyp), "--ref")
 
@@ -251,7 +251,7 @@ def test_slips_with_tables(tmp_path: Path) -> None:
     ]
     for words, *said in refuse:
         must_refuse(qkv("score", "-m", "accuracy", "--hyp", plain, *words), *said)
-    must_refuse(qkv("score", "-m", "f1", "--hyp", plain, "--ref", plain, "--positive", "poss"), "'pos'")
+    must_refuse(qkv("score", "-m", "f1", "--hyp", plain, "--ref", plain, "--positive-label", "poss"), "'pos'")
     words = write(tmp_path / "w", "1\nx\n")
     must_refuse(qkv("score", "-m", "pearson", "--hyp", words, "--ref", words), "w:2: 'x' is not a finite number")
 

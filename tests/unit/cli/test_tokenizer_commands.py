@@ -14,7 +14,7 @@ from qkv import families
 from qkv.tokenization.hf import load_tokenizers
 from qkv.tokenization.tokenizer import Tokenizer, train_tokenizer
 
-sys.path.append(str(Path(__file__).parents[1] / "weights"))
+sys.path.append(str(Path(__file__).parents[1] / "checkpoints"))
 from checkpoints import checkpoint
 
 Run = Callable[..., tuple[int, str, str]]
@@ -37,8 +37,8 @@ def read(folder: Path) -> Tokenizer:
 def test_train_for_a_family_writes_the_tokeniser_that_the_library_trains(
     run: Run, text: Path, tmp_path: Path, family: str
 ) -> None:
-    code, out, err = run("tokenizer", "train", text, "--family", family, "--size", "300", "-o", tmp_path / "out")
-    template = families.get_family(family).TEMPLATE
+    code, out, err = run("tokenizer", "train", text, "--family", family, "--vocab-size", "300", "-o", tmp_path / "out")
+    template = families.get_family(family).TOKENIZER_TEMPLATE
     assert (code, err) == (0, "")
     assert template.kind in out
     same = train_tokenizer(template.kind, LINES, vocab_size=300, template=template)
@@ -49,9 +49,9 @@ def test_train_for_a_family_writes_the_tokeniser_that_the_library_trains(
 
 @pytest.mark.parametrize("kind", ["wordpiece", "byte_bpe", "word_bpe", "unigram"])
 def test_train_of_a_kind_has_the_usual_four_special_tokens(run: Run, text: Path, tmp_path: Path, kind: str) -> None:
-    assert run("tokenizer", "train", text, "--kind", kind, "--size", "300", "-o", tmp_path / "out")[0] == 0
+    assert run("tokenizer", "train", text, "--kind", kind, "--vocab-size", "300", "-o", tmp_path / "out")[0] == 0
     made = read(tmp_path / "out")
-    assert made.special_ids == {"pad": 0, "unk": 1, "start": 2, "end": 3}
+    assert made.special_ids == {"pad": 0, "unk": 1, "bos": 2, "eos": 3}
     assert made.encode_plus("the cat").ids == made.encode("the cat")
 
 
@@ -60,9 +60,9 @@ def test_train_reads_packed_files_and_json_lines_alike(run: Run, text: Path, tmp
     rows = "".join(json.dumps({"body": line, "n": 1}) + "\n" for line in LINES)
     (tmp_path / "text.jsonl").write_text(rows, encoding="utf-8")
     written = []
-    for name, *options in (["text.txt"], ["text.gz"], ["text.jsonl", "--field", "body"]):
+    for name, *options in (["text.txt"], ["text.gz"], ["text.jsonl", "--text-field", "body"]):
         folder = tmp_path / f"out-{name}"
-        words = ["tokenizer", "train", tmp_path / name, "--family", "bert", "--size", "120", "-o", folder, *options]
+        words = ["tokenizer", "train", tmp_path / name, "--family", "bert", "--vocab-size", "120", "-o", folder, *options]
         assert run(*words)[0] == 0
         written.append((folder / "tokenizer.json").read_bytes())
     assert written[0] == written[1] == written[2]
@@ -74,13 +74,13 @@ def test_train_takes_several_files_in_any_order(run: Run, tmp_path: Path) -> Non
     written = []
     for order in ("012", "210"):
         files = [tmp_path / f"{number}.txt" for number in order]
-        assert run("tokenizer", "train", *files, "--family", "bert", "--size", "90", "-o", tmp_path / order)[0] == 0
+        assert run("tokenizer", "train", *files, "--family", "bert", "--vocab-size", "90", "-o", tmp_path / order)[0] == 0
         written.append((tmp_path / order / "tokenizer.json").read_bytes())
     assert written[0] == written[1]
 
 
 def test_train_can_keep_capitals(run: Run, text: Path, tmp_path: Path) -> None:
-    words = ["tokenizer", "train", text, "--family", "bert", "--size", "120"]
+    words = ["tokenizer", "train", text, "--family", "bert", "--vocab-size", "120"]
     assert run(*words, "-o", tmp_path / "small")[0] == 0
     assert run(*words, "--cased", "-o", tmp_path / "cased")[0] == 0
     assert read(tmp_path / "small").encode("The") == read(tmp_path / "small").encode("the")
@@ -90,16 +90,16 @@ def test_train_can_keep_capitals(run: Run, text: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--size", "300"], "give --family (such as bert) or --kind"),
-        (["--size", "300", "--kind", "unigram", "--family", "bert"], "and not both"),
-        (["--size", "300", "--kind", "bpe"], "--kind is wordpiece or byte_bpe or word_bpe or unigram, not 'bpe'"),
-        (["--size", "300", "--family", "birt"], "did you mean 'bert'?"),
-        (["--size", "300", "--family", "rnn"], "'rnn' has no tokeniser of its own"),
-        (["--size", "300", "--family", "marian"], "not trained here"),
-        (["--size", "10", "--family", "bert"], "too small for the letters of this text"),
-        (["--size", "100", "--family", "gpt2"], "set size to 257 or more"),
-        (["--size", "many", "--family", "gpt2"], "'--size'"),
-        (["--family", "gpt2"], "--size"),
+        (["--vocab-size", "300"], "give --family (such as bert) or --kind"),
+        (["--vocab-size", "300", "--kind", "unigram", "--family", "bert"], "and not both"),
+        (["--vocab-size", "300", "--kind", "bpe"], "--kind is wordpiece or byte_bpe or word_bpe or unigram, not 'bpe'"),
+        (["--vocab-size", "300", "--family", "birt"], "did you mean 'bert'?"),
+        (["--vocab-size", "300", "--family", "rnn"], "'rnn' has no tokeniser of its own"),
+        (["--vocab-size", "300", "--family", "marian"], "not trained here"),
+        (["--vocab-size", "10", "--family", "bert"], "too small for the letters of this text"),
+        (["--vocab-size", "100", "--family", "gpt2"], "set size to 257 or more"),
+        (["--vocab-size", "many", "--family", "gpt2"], "'--vocab-size'"),
+        (["--family", "gpt2"], "--vocab-size"),
     ],
 )
 def test_train_refuses_in_one_line_and_writes_nothing(
@@ -127,7 +127,7 @@ def test_train_names_the_file_that_cannot_be_read(
 ) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content)
-    words = ["tokenizer", "train", tmp_path / name, "--family", "bert", "--size", "300", "-o", tmp_path / "out"]
+    words = ["tokenizer", "train", tmp_path / name, "--family", "bert", "--vocab-size", "300", "-o", tmp_path / "out"]
     code, out, err = run(*words)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert said in err
@@ -135,16 +135,16 @@ def test_train_names_the_file_that_cannot_be_read(
 
 
 def test_train_does_not_write_over_a_folder(run: Run, text: Path, tmp_path: Path) -> None:
-    code, _, err = run("tokenizer", "train", text, "--family", "bert", "--size", "120", "-o", tmp_path)
+    code, _, err = run("tokenizer", "train", text, "--family", "bert", "--vocab-size", "120", "-o", tmp_path)
     assert (code, err.count("\n")) == (2, 1)
     assert "is there already" in err
 
 
 def test_show_prints_each_token_with_its_id_and_characters(run: Run, tmp_path: Path) -> None:
-    code, out, _ = run("tokenizer", "show", checkpoint(tmp_path / "model"), "The  unhappy cat", "--pair", "dog?")
+    code, out, _ = run("tokenizer", "show", checkpoint(tmp_path / "model"), "The  unhappy cat", "--text-pair", "dog?")
     assert code == 0
     rows = [line.split(maxsplit=3) for line in out.splitlines()]
-    assert rows[0] == ["token", "id", "segment", "characters"]
+    assert rows[0] == ["token", "id", "token_type_id", "characters"]
     assert rows[1] == ["[CLS]", "2", "0"]
     assert rows[2] == ["the", "10", "0", "0-3 'The'"]
     assert rows[4] == ["##happy", "13", "0", "7-12 'happy'"]
@@ -154,17 +154,17 @@ def test_show_prints_each_token_with_its_id_and_characters(run: Run, tmp_path: P
 
 
 def test_show_prints_json(run: Run, tmp_path: Path) -> None:
-    words = ["tokenizer", "show", checkpoint(tmp_path / "model"), "the [MASK] sat", "--special", "--json"]
+    words = ["tokenizer", "show", checkpoint(tmp_path / "model"), "the [MASK] sat", "--parse-special-tokens", "--json"]
     found = json.loads(run(*words)[1])
-    assert (found["text"], found["pair"], found["size"]) == ("the [MASK] sat", None, 15)
+    assert (found["text"], found["text_pair"], found["vocab_size"]) == ("the [MASK] sat", None, 15)
     assert [row["token"] for row in found["tokens"]] == ["[CLS]", "the", "[MASK]", "sat", "[SEP]"]
     mask = found["tokens"][2]
-    assert (mask["id"], mask["begin"], mask["end"], mask["characters"], mask["part"]) == (4, 4, 10, "[MASK]", 0)
+    assert (mask["id"], mask["start"], mask["end"], mask["characters"], mask["sequence_id"]) == (4, 4, 10, "[MASK]", 0)
     assert found["tokens"][0]["characters"] is None
 
 
 def test_show_reads_a_trained_folder_a_file_of_ours_and_a_foreign_one(run: Run, text: Path, tmp_path: Path) -> None:
-    run("tokenizer", "train", text, "--family", "roberta", "--size", "300", "-o", tmp_path / "out")
+    run("tokenizer", "train", text, "--family", "roberta", "--vocab-size", "300", "-o", tmp_path / "out")
     made = read(tmp_path / "out")
     made.save(tmp_path / "ours.json")
     (tmp_path / "bare.json").write_bytes((tmp_path / "out" / "tokenizer.json").read_bytes())

@@ -18,7 +18,12 @@ def marks(**changes: object) -> VocabTables:
     special[:5] = True
     special[list(SENTINELS)] = True
     number = np.arange(VOCABULARY)
-    fields = {"mask": MASK, "stops": number == STOP, "continues": number % 3 == 0, "sentinels": SENTINELS}
+    fields = {
+        "mask_id": MASK,
+        "is_sentence_end": number == STOP,
+        "is_subword_continuation": number % 3 == 0,
+        "sentinel_ids": SENTINELS,
+    }
     return VocabTables(special, **(fields | changes))  # type: ignore[arg-type]
 
 

@@ -78,7 +78,13 @@ def test_one_kind_of_change_draws_the_same_whether_another_is_on_or_not() -> Non
     assert kept.all()
 
 
-@pytest.mark.parametrize("settings", [{"flip": 1}, {"shift": -1}, {"shift": 1.5}, {"erase": 1.5}, {"erase": "often"}])
+@pytest.mark.parametrize("settings", [
+        {"horizontal_flip": 1},
+        {"max_shift": -1},
+        {"max_shift": 1.5},
+        {"random_erasing": 1.5},
+        {"random_erasing": "often"},
+    ])
 def test_a_setting_that_makes_no_sense_is_named(settings: dict[str, object]) -> None:
     with pytest.raises(InputError, match=f"task.{next(iter(settings))} is"):
         Augmentation(**settings)  # type: ignore[arg-type]

@@ -157,15 +157,15 @@ def test_batches_are_filled_close_to_the_budget() -> None:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"budget": 39}, "pair 3 has 40 tokens.*39.*set train.batch_tokens to 40"),
+        ({"max_tokens": 39}, "pair 3 has 40 tokens.*39.*set train.batch_tokens to 40"),
         ({"seed": -1}, "set seed"),
-        ({"pool": 0}, "pool"),
+        ({"bucket_pool": 0}, "pool"),
     ],
 )
 def test_an_impossible_plan_is_refused(change: dict[str, int], complaint: str) -> None:
     lengths = np.array([1, 5, 20])
     with pytest.raises(InputError, match=complaint):
-        plan_epoch(lengths, lengths, **{"budget": 100, "seed": 0, "epoch": 0, **change})  # type: ignore[arg-type]
+        plan_epoch(lengths, lengths, **{"max_tokens": 100, "seed": 0, "epoch": 0, **change})  # type: ignore[arg-type]
 
 
 def test_no_pairs_make_no_plan() -> None:
@@ -232,7 +232,7 @@ def test_workers_read_a_bounded_number_ahead_and_stop_when_closed(monkeypatch: p
     pairs = varied(120)
     taken: list[int] = []
     take = pairs.gather
-    monkeypatch.setattr(pairs, "take", lambda indices: (taken.append(len(indices)), take(indices))[1])
+    monkeypatch.setattr(pairs, "gather", lambda indices: (taken.append(len(indices)), take(indices))[1])
     before = threading.active_count()
     stream = PairBatches(pairs, 30, seed=3, num_workers=2).iterate_from(0, 0)
     next(stream)

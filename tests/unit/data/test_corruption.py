@@ -149,11 +149,11 @@ def test_the_masks_of_an_old_run_are_those_of_today() -> None:
 def test_what_cannot_be_masked_is_refused_in_one_line() -> None:
     few = text([4])
     with pytest.raises(InputError, match="no mask token"):
-        mask_tokens(few, marks(mask=None), CHANCE)
+        mask_tokens(few, marks(mask_id=None), CHANCE)
     with pytest.raises(InputError, match="does not tell where a word begins"):
-        mask_tokens(few, marks(continues=None), CHANCE, WHOLE)
+        mask_tokens(few, marks(is_subword_continuation=None), CHANCE, WHOLE)
     with pytest.raises(InputError, match="does not tell where a sentence ends"):
-        permute_sentences(few, marks(stops=None), CHANCE)
+        permute_sentences(few, marks(is_sentence_end=None), CHANCE)
     with pytest.raises(InputError, match="token 1000 is none of the vocabulary's 1000"):
         mask_tokens(PackedChunks.from_arrays([1000], [1], [0]), MARKS, CHANCE)
     with pytest.raises(InputError, match="a share lies between 0 and 1"):

@@ -54,7 +54,7 @@ def rows(batch: ChunkBatch) -> list[list[int]]:
 # Cutting
 
 
-@given(DOCUMENTS, st.integers(1, 40), st.sampled_from(["even", "longest", "sentences"]))
+@given(DOCUMENTS, st.integers(1, 40), st.sampled_from(["even", "greedy", "sentences"]))
 def test_pieces_are_all_tokens_in_order_and_none_is_too_long(documents: list[list[int]], longest: int, at: str) -> None:
     found = corpus(documents)
     cuts = chunk_documents(found.lengths, longest, strategy=at, sentence_ends=found.sentence_ends)
@@ -75,7 +75,7 @@ def test_even_pieces_are_as_few_as_will_do_and_differ_by_one_token(lengths: list
 
 
 def test_pieces_may_all_but_the_last_have_the_full_length() -> None:
-    assert chunk_documents(np.array([7, 0, 3]), 3, strategy="longest").lengths.tolist() == [3, 3, 1, 3]
+    assert chunk_documents(np.array([7, 0, 3]), 3, strategy="greedy").lengths.tolist() == [3, 3, 1, 3]
 
 
 def test_pieces_may_end_with_sentences() -> None:
@@ -97,7 +97,7 @@ def test_an_impossible_cut_is_refused() -> None:
         chunk_documents(lengths, 2, strategy="sentences", sentence_ends=np.array([4]))
 
 
-@pytest.mark.parametrize("at", ["even", "longest", "sentences"])
+@pytest.mark.parametrize("at", ["even", "greedy", "sentences"])
 @pytest.mark.parametrize("parts", [1, 3])
 def test_a_piece_holds_the_tokens_of_its_document(at: str, parts: int) -> None:
     found = corpus(varied(40), parts)
@@ -298,7 +298,7 @@ LINES = ["the cat sat on the mat.", "A dog ran!", "Who saw it? Nobody, I think."
 
 @pytest.mark.parametrize("family", [bert, roberta])
 def test_framed_pieces_are_what_the_tokeniser_frames(family: object) -> None:
-    template = family.TEMPLATE  # type: ignore[attr-defined]
+    template = family.TOKENIZER_TEMPLATE  # type: ignore[attr-defined]
     tokeniser = train_tokenizer(template.kind, LINES, vocab_size=300, template=template)
     texts = [tokeniser.encode(line) for line in LINES[:3]]
     found = TokenizedCorpus([TokenBlock(np.concatenate(texts).astype(np.uint16), *(np.cumsum([*map(len, texts)]),) * 2)])
@@ -312,7 +312,7 @@ def test_framed_pieces_are_what_the_tokeniser_frames(family: object) -> None:
 
 @pytest.mark.parametrize("family", [bert, roberta])
 def test_framed_pairs_are_what_the_tokeniser_frames(family: object) -> None:
-    template = family.TEMPLATE  # type: ignore[attr-defined]
+    template = family.TOKENIZER_TEMPLATE  # type: ignore[attr-defined]
     tokeniser = train_tokenizer(template.kind, LINES, vocab_size=300, template=template)
     texts = [tokeniser.encode(line) for line in LINES[:2]]
     whole = tokeniser.encode_plus(LINES[0], LINES[1])

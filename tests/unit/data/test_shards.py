@@ -43,7 +43,7 @@ def corpus(count: int = 60, seed: int = 0) -> list[Document]:
 
 @cache
 def tokeniser(kind: str = "wordpiece") -> Tokenizer:
-    size = None if kind in ("character", "symbol") else 300
+    size = None if kind in ("character", "whitespace") else 300
     return train_tokenizer(kind, [document.text for document in corpus()], vocab_size=size)
 
 
@@ -65,13 +65,13 @@ def content(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture(autouse=True)
 def _small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenized_corpus, "_GROUP", 300)  # characters, so that workers have something to share
+    monkeypatch.setattr(tokenized_corpus, "_GROUP_CHARACTERS", 300)  # characters, so that workers have something to share
 
 
 # Encoding
 
 
-@pytest.mark.parametrize("kind", ["character", "symbol", "bpe", "wordpiece", "byte_bpe", "word_bpe", "unigram"])
+@pytest.mark.parametrize("kind", ["character", "whitespace", "bpe", "wordpiece", "byte_bpe", "word_bpe", "unigram"])
 def test_a_document_has_the_ids_of_its_text_and_its_sentences_are_all_of_it(kind: str) -> None:
     cut, made = tokeniser(kind), corpus()
     found = encode(made, cut)
@@ -105,7 +105,7 @@ def test_a_document_without_tokens_keeps_its_number() -> None:
 
 def test_ids_take_two_bytes_where_the_vocabulary_allows() -> None:
     class Wide(Tokenizer):
-        size = 2**16 + 1
+        vocab_size = 2**16 + 1
 
     assert encode(corpus(3), tokeniser()).document(0).dtype == np.uint16
     assert encode(corpus(3), Wide(tokeniser().backend)).document(0).dtype == np.uint32
@@ -217,7 +217,7 @@ def test_a_kill_while_a_shard_is_written_leaves_no_shard(tmp_path: Path, monkeyp
             raise Killed
         write(path, data)
 
-    monkeypatch.setattr(shards, "write_bytes", failing)
+    monkeypatch.setattr(shards, "atomic_write_bytes", failing)
     with pytest.raises(Killed):
         build_shards(tmp_path / "cut", corpus(), tokeniser(), shard_tokens=100)
     build_shards(tmp_path / "cut", corpus(), tokeniser(), shard_tokens=100)
@@ -234,17 +234,17 @@ def test_another_build_is_refused_and_a_failed_one_leaves_its_folder_free(tmp_pa
     bad = tmp_path / "bad.txt"
     bad.write_bytes(b"fine\n\xff\n")
     with pytest.raises(InputError, match=r"bad.txt:2: not UTF-8"):
-        build_shards(tmp_path / "c", Corpus([bad], format="lines"), tokeniser())
+        build_shards(tmp_path / "c", Corpus([bad], format="line_per_document"), tokeniser())
     bad.write_bytes(b"fine\nnow\n")
-    assert build_shards(tmp_path / "c", Corpus([bad], format="lines"), tokeniser()).meta["sources"][0]["size"] == 9
+    assert build_shards(tmp_path / "c", Corpus([bad], format="line_per_document"), tokeniser()).meta["files"][0]["size"] == 9
     bad.write_bytes(b"fine\nnow too\n")
-    with pytest.raises(InputError, match="of another 'sources'"):
-        build_shards(tmp_path / "c", Corpus([bad], format="lines"), tokeniser())
-    with pytest.raises(InputError, match="of another 'field'"):
+    with pytest.raises(InputError, match="of another 'files'"):
+        build_shards(tmp_path / "c", Corpus([bad], format="line_per_document"), tokeniser())
+    with pytest.raises(InputError, match="of another 'files'"):
         build_shards(tmp_path / "c", corpus(), tokeniser())
     bad.write_bytes(b"fine\nnow\n")
     with pytest.raises(InputError, match="of another 'shard_tokens'"):
-        build_shards(tmp_path / "c", Corpus([bad], format="lines"), tokeniser(), shard_tokens=7)
+        build_shards(tmp_path / "c", Corpus([bad], format="line_per_document"), tokeniser(), shard_tokens=7)
     with pytest.raises(InputError, match="is no corpus"):
         build_shards(tmp_path, corpus(), tokeniser())
 

@@ -143,8 +143,8 @@ def test_a_special_token_lies_in_no_span_and_the_text_around_it_is_rebuilt() -> 
 
 def test_too_few_sentinels_are_refused_with_the_length_that_needs_them() -> None:
     with pytest.raises(InputError, match="a piece of 500 tokens needs 26 sentinels and the vocabulary has 3"):
-        corrupt_spans(text([20, 500]), marks(sentinels=SENTINELS[:3]), CHANCE)
-    with pytest.raises(InputError, match="rate is 0"):
+        corrupt_spans(text([20, 500]), marks(sentinel_ids=SENTINELS[:3]), CHANCE)
+    with pytest.raises(InputError, match="noise_density is 0"):
         SpanCorruptionConfig(noise_density=0)
     with pytest.raises(InputError, match="at least one token"):
         SpanCorruptionConfig(mean_noise_span_length=0.5)
@@ -153,7 +153,7 @@ def test_too_few_sentinels_are_refused_with_the_length_that_needs_them() -> None
 @pytest.mark.parametrize("how", [SpanCorruptionConfig(), SpanCorruptionConfig(noise_density=0.5, mean_noise_span_length=1), SpanCorruptionConfig(noise_density=0.3, mean_noise_span_length=8)])
 @pytest.mark.parametrize("source", [10, 50, 150])
 def test_the_longest_piece_fits_and_one_token_more_may_not(source: int, how: SpanCorruptionConfig) -> None:
-    many = marks(sentinels=SENTINELS * 2)
+    many = marks(sentinel_ids=SENTINELS * 2)
 
     def longest(length: int) -> int:
         return int(corrupt_spans(text([length] * 400), many, CHANCE, how).source_lengths.max()) + 1  # the end token

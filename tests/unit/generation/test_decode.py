@@ -15,14 +15,14 @@ from qkv.generation.beam_search import beam_search
 from qkv.generation.sampling import filter_top_k_top_p, greedy, sample
 from qkv.nn import Ragged
 
-FAMILIES = [n for n in families.names() if not hasattr(families.get_family(n), "HUGGING_FACE")]  # trained here
+FAMILIES = [n for n in families.names() if not hasattr(families.get_family(n), "HF_FORMAT")]  # trained here
 
 
 def log_probability(model, source, tokens):
     """Teacher-forced log p of an output with its end token."""
-    target = Ragged.pack([torch.tensor([model.spec.start, *tokens])])
+    target = Ragged.pack([torch.tensor([model.spec.bos_id, *tokens])])
     log_probabilities = torch.log_softmax(model(source, target), -1)
-    wanted = torch.tensor([*tokens, model.spec.end])
+    wanted = torch.tensor([*tokens, model.spec.eos_id])
     return float(log_probabilities.gather(1, wanted[:, None]).sum())
 
 
@@ -157,12 +157,12 @@ def test_top_p_keeps_the_fewest_that_hold_p(p, kept):
 @pytest.mark.parametrize(
     ("bad", "said"),
     [
-        ({"beams": 0}, "beams must be at least 1"),
-        ({"best": 3}, "needs as many beams"),
-        ({"sample": True, "temperature": 0.0}, "temperature must be above 0"),
+        ({"num_beams": 0}, "num_beams must be at least 1"),
+        ({"n_best": 3}, "needs as many beams"),
+        ({"do_sample": True, "temperature": 0.0}, "temperature must be above 0"),
         ({"top_p": 1.5}, "top_p"),
         ({"top_k": 0}, "top_k"),
-        ({"limit": 0}, "limit"),
+        ({"max_new_tokens": 0}, "max_new_tokens"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(bad, said):

@@ -42,13 +42,13 @@ def model(tokeniser: Tokenizer, length: int = 120) -> ModelBundle:
     return ModelBundle(made.eval(), tokeniser, tokeniser)
 
 
-def likelihood(loaded: ModelBundle, prompt: str, end: str) -> float:
+def likelihood(bundle: ModelBundle, prompt: str, end: str) -> float:
     """log p(end | prompt), from one pass over both."""
-    assert loaded.source_tokenizer is not None
-    before, whole = loaded.source_tokenizer.encode(prompt), loaded.source_tokenizer.encode(prompt + end)
+    assert bundle.source_tokenizer is not None
+    before, whole = bundle.source_tokenizer.encode(prompt), bundle.source_tokenizer.encode(prompt + end)
     assert whole[: len(before)] == before
     with torch.no_grad():
-        chances = torch.log_softmax(loaded.model(Ragged.pack([torch.tensor(whole[:-1])])), -1)
+        chances = torch.log_softmax(bundle.model(Ragged.pack([torch.tensor(whole[:-1])])), -1)
     behind = torch.tensor(whole[len(before) :])
     return float(chances[len(before) - 1 :].gather(1, behind[:, None]).sum())
 
@@ -62,35 +62,35 @@ def test_a_prompt_is_the_solved_examples_and_then_the_one_asked_about() -> None:
 
 
 def test_braces_in_a_text_are_text() -> None:
-    how = PromptConfig(template="{text} / {second} = {label}")
-    assert how.render_query(TextExample("{label} {second}", "f:1", text_pair="{text}")) == "{label} {second} / {text} ="
+    how = PromptConfig(template="{text} / {text_pair} = {label}")
+    assert how.render_query(TextExample("{label} {text_pair}", "f:1", text_pair="{text}")) == "{label} {text_pair} / {text} ="
 
 
 @pytest.mark.parametrize("count", [0, 2])
 def test_scores_are_the_log_likelihoods_of_the_labels_words(tokeniser: Tokenizer, count: int) -> None:
-    loaded, how = model(tokeniser), PromptConfig(template=TEMPLATE, verbalizer=WORDS)
-    found = predict_with_prompt(loaded, ASKED, LABELS, SHOWN[:count], how)
+    bundle, how = model(tokeniser), PromptConfig(template=TEMPLATE, verbalizer=WORDS)
+    found = predict_with_prompt(bundle, ASKED, LABELS, SHOWN[:count], how)
     before = "".join(how.render_demonstration(one) for one in SHOWN[:count])
     for example, one in zip(ASKED, found, strict=True):
         for label in LABELS:
-            right = likelihood(loaded, before + how.render_query(example), how.label_text(label))
+            right = likelihood(bundle, before + how.render_query(example), how.label_text(label))
             assert one.scores[label] == pytest.approx(right, abs=1e-4)
         assert one.label == max(one.scores, key=one.scores.__getitem__)
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 40, 8192])
 def test_scores_do_not_depend_on_how_much_is_computed_at_once(tokeniser: Tokenizer, batch_tokens: int) -> None:
-    loaded, how = model(tokeniser), {"template": TEMPLATE, "words": WORDS}
-    usual = predict_with_prompt(loaded, ASKED, LABELS, SHOWN, PromptConfig(**how))
-    other = predict_with_prompt(loaded, ASKED, LABELS, SHOWN, PromptConfig(**how, batch_tokens=batch_tokens))
+    bundle, how = model(tokeniser), {"template": TEMPLATE, "verbalizer": WORDS}
+    usual = predict_with_prompt(bundle, ASKED, LABELS, SHOWN, PromptConfig(**how))
+    other = predict_with_prompt(bundle, ASKED, LABELS, SHOWN, PromptConfig(**how, batch_tokens=batch_tokens))
     for one, two in zip(usual, other, strict=True):
         assert list(one.scores.values()) == pytest.approx(list(two.scores.values()), abs=1e-4)
 
 
 def test_the_mean_divides_by_the_number_of_a_labels_tokens(tokeniser: Tokenizer) -> None:
-    loaded, how = model(tokeniser), PromptConfig(template=TEMPLATE, verbalizer=WORDS)
-    total = predict_with_prompt(loaded, ASKED, LABELS, (), how)
-    mean = predict_with_prompt(loaded, ASKED, LABELS, (), PromptConfig(template=TEMPLATE, verbalizer=WORDS, length_normalize=True))
+    bundle, how = model(tokeniser), PromptConfig(template=TEMPLATE, verbalizer=WORDS)
+    total = predict_with_prompt(bundle, ASKED, LABELS, (), how)
+    mean = predict_with_prompt(bundle, ASKED, LABELS, (), PromptConfig(template=TEMPLATE, verbalizer=WORDS, length_normalize=True))
     question = how.render_query(ASKED[0])
     before = len(tokeniser.encode(question))
     for label in LABELS:
@@ -100,14 +100,14 @@ def test_the_mean_divides_by_the_number_of_a_labels_tokens(tokeniser: Tokenizer)
 
 def test_calibration_divides_by_what_is_said_of_texts_without_content(tokeniser: Tokenizer) -> None:
     """Zhao et al. 2021, equation 1 with W = diag(p_cf)^-1: a text without content then prefers no label."""
-    loaded, how = model(tokeniser), PromptConfig(template=TEMPLATE, verbalizer=WORDS)
-    plain = predict_with_prompt(loaded, [TextExample(text, "x") for text in CONTENT_FREE_INPUTS], LABELS, SHOWN, how)
+    bundle, how = model(tokeniser), PromptConfig(template=TEMPLATE, verbalizer=WORDS)
+    plain = predict_with_prompt(bundle, [TextExample(text, "x") for text in CONTENT_FREE_INPUTS], LABELS, SHOWN, how)
     chances = {
         label: sum(math.exp(one.scores[label]) / sum(map(math.exp, one.scores.values())) for one in plain) / 3
         for label in LABELS
     }
-    raw = predict_with_prompt(loaded, ASKED, LABELS, SHOWN, how)
-    found = predict_with_prompt(loaded, ASKED, LABELS, SHOWN, PromptConfig(template=TEMPLATE, verbalizer=WORDS, calibrate=True))
+    raw = predict_with_prompt(bundle, ASKED, LABELS, SHOWN, how)
+    found = predict_with_prompt(bundle, ASKED, LABELS, SHOWN, PromptConfig(template=TEMPLATE, verbalizer=WORDS, calibrate=True))
     for label in LABELS:
         assert found[0].scores[label] == pytest.approx(raw[0].scores[label] - math.log(chances[label]), abs=1e-4)
 
@@ -153,7 +153,7 @@ def test_a_prompt_that_is_too_long_is_refused_by_its_place_or_loses_its_beginnin
         ("{text} is", r"needs \{text\} and, once, \{label\}"),
         ("{text} {label} {label}", r"needs \{text\} and, once, \{label\}"),
         ("{label}: {text}", r"\{label\} has to come behind \{text\}"),
-        ("{text} {label} {second}", r"\{second\} has to come before \{label\}"),
+        ("{text} {label} {text_pair}", r"\{text_pair\} has to come before \{label\}"),
     ],
 )
 def test_a_template_that_cannot_be_asked_is_refused(template: str, said: str) -> None:
@@ -162,11 +162,11 @@ def test_a_template_that_cannot_be_asked_is_refused(template: str, said: str) ->
 
 
 def test_what_cannot_be_asked_is_refused(tokeniser: Tokenizer) -> None:
-    loaded = model(tokeniser)
+    bundle = model(tokeniser)
     with pytest.raises(InputError, match="at least two, each with words of its own"):
-        predict_with_prompt(loaded, ASKED, ["good", "bad"], (), PromptConfig(verbalizer={"good": "bad"}))
+        predict_with_prompt(bundle, ASKED, ["good", "bad"], (), PromptConfig(verbalizer={"good": "bad"}))
     with pytest.raises(InputError, match="f:1: has no second text"):
-        predict_with_prompt(loaded, ASKED, LABELS, (), PromptConfig(template="{text} {second} {label}"))
+        predict_with_prompt(bundle, ASKED, LABELS, (), PromptConfig(template="{text} {text_pair} {label}"))
     with pytest.raises(InputError, match="3 examples to show out of 2"):
         sample_demonstrations(SHOWN, 3, 1)
     encoder = ModelBundle(

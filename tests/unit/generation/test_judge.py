@@ -11,7 +11,7 @@ import torch
 import qkv
 from qkv.nn.subword_pooling import pool_subwords
 
-sys.path.append(str(Path(__file__).parents[1] / "weights"))
+sys.path.append(str(Path(__file__).parents[1] / "checkpoints"))
 from checkpoints import checkpoint
 
 CAT = "the cat sat unhappyly on the mat"
@@ -137,7 +137,7 @@ def test_a_special_token_that_a_user_writes_is_text_to_a_classifier(tmp_path: Pa
 def test_vectors_do_not_depend_on_batch_mates(tmp_path: Path) -> None:
     model = loaded(tmp_path, "pooler")
     texts = [CAT, "a dog", "the mat", CAT + " a"]
-    for pool in ("mean", "first", "tokens", "words"):
+    for pool in ("mean", "cls", "tokens", "words"):
         alone = [qkv.embed(model, [text], pool=pool)[0] for text in texts]
         torch.testing.assert_close(qkv.embed(model, texts, pool=pool), alone)
 

@@ -119,13 +119,13 @@ def test_what_the_limit_cut_short_is_ranked_with_the_rest_or_comes_last() -> Non
 
 
 def test_another_word_for_what_to_do_with_the_unfinished_is_refused() -> None:
-    with pytest.raises(InputError, match="unfinished is last or ranked"):
+    with pytest.raises(InputError, match="unfinished_beams is last or ranked"):
         generate(tiny(), prompts(2), GenerationConfig(unfinished_beams="first"))
 
 
 def test_a_token_that_is_never_written_is_not_written() -> None:
     model, batch = tiny(end=-1), prompts(3, 5)
     written = {t for rows in generate(model, batch, GenerationConfig(max_new_tokens=8)) for t in rows[0].tokens}
-    model.spec = spec.replace(model.spec, never=tuple(written))
+    model.spec = spec.replace(model.spec, suppress_tokens=tuple(written))
     for how in (GenerationConfig(max_new_tokens=8), GenerationConfig(max_new_tokens=8, num_beams=3), GenerationConfig(max_new_tokens=8, do_sample=True)):
         assert not written & {t for rows in generate(model, batch, how) for t in rows[0].tokens}

@@ -15,8 +15,10 @@ def tiny(family: str, seed: int = 0, vocabulary: int = 11) -> EncoderDecoder:
     """A random model, sharp enough that its outputs differ in probability."""
     torch.manual_seed(seed)
     module = families.get_family(family)
-    small = {"width": 16, "hidden": 16, "layers": 1, "heads": 2 if family == "transformer" else 1, "length": 40}
-    model = build(module.spec(replace(next(iter(module.SIZES.values())), **small), source=9, target=vocabulary))
+    small = {"d_model": 16, "layers": 1, "max_length": 40}
+    small |= {"d_ff": 16, "heads": 2} if family == "transformer" else {"hidden_size": 16, "heads": 1}
+    shape = replace(next(iter(module.PRESETS.values())), **small)
+    model = build(module.make_spec(shape, source_vocab_size=9, target_vocab_size=vocabulary))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(2.0)
@@ -51,7 +53,7 @@ class Written:
     def encode(self, source: Ragged) -> Ragged:
         return source
 
-    def begin(self, _memory: Ragged, rows: int, _limit: int) -> Walk:
+    def init_state(self, _memory: Ragged, rows: int, _limit: int) -> Walk:
         return Walk(0, [[] for _ in range(rows)])
 
     def step(self, tokens: Tensor, state: Walk) -> tuple[Tensor, Walk]:

@@ -47,36 +47,36 @@ def test_where_no_words_are_left_only_2_0_calls_them_equal() -> None:
     assert exact_match("the", "a") == 1.0
     assert answer_f1("the", "a") == 1.0
     assert answer_f1("the", "a", allow_no_answer=False) == 0.0
-    assert Squad()(["the"], [["a"]]) == {"f1": 0.0, "exact": 100.0}
+    assert Squad()(["the"], [["a"]]) == {"f1": 0.0, "exact_match": 100.0}
     assert Squad("2.0")(["the"], [["a"]])["f1"] == 100.0
-    assert Squad()(["an"], [["the", "cat"]])["exact"] == 100.0
-    assert Squad("2.0")(["an"], [["the", "cat"]])["exact"] == 0.0  # such an answer is not one of several
+    assert Squad()(["an"], [["the", "cat"]])["exact_match"] == 100.0
+    assert Squad("2.0")(["an"], [["the", "cat"]])["exact_match"] == 0.0  # such an answer is not one of several
 
 
 def test_the_best_answer_counts_for_each_figure_by_itself() -> None:
     scores = Squad()(["Denver Broncos", "x y"], [["the Broncos", "Denver Broncos!", "Denver"], ["y z", "x q r"]])
-    assert scores == {"exact": pytest.approx(50.0), "f1": pytest.approx(100 * (1 + 0.5) / 2)}
+    assert scores == {"exact_match": pytest.approx(50.0), "f1": pytest.approx(100 * (1 + 0.5) / 2)}
 
 
 def test_a_missing_prediction_counts_nothing_even_where_an_empty_one_would() -> None:
-    assert Squad("2.0")([None, ""], [[], []])["exact"] == 50.0
+    assert Squad("2.0")([None, ""], [[], []])["exact_match"] == 50.0
 
 
 def test_questions_with_and_without_answer_are_also_scored_apart() -> None:
     predictions, answers = ["", "cat", "the dog", ""], [[], [], ["dog", "dogs"], ["mouse"]]
     assert Squad("2.0")(predictions, answers) == {
         "f1": 50.0,
-        "exact": 50.0,
+        "exact_match": 50.0,
         "f1_answerable": 50.0,
-        "exact_answerable": 50.0,
+        "exact_match_answerable": 50.0,
         "f1_unanswerable": 50.0,
-        "exact_unanswerable": 50.0,
+        "exact_match_unanswerable": 50.0,
     }
-    assert set(Squad("2.0")(["cat"], [["cat"]])) == {"f1", "exact", "f1_answerable", "exact_answerable"}
+    assert set(Squad("2.0")(["cat"], [["cat"]])) == {"f1", "exact_match", "f1_answerable", "exact_match_answerable"}
 
 
 def test_an_answer_of_articles_only_is_none_but_its_question_stays_answerable() -> None:
-    assert Squad("2.0")([""], [["the"]]) == dict.fromkeys(("f1", "exact", "f1_answerable", "exact_answerable"), 100.0)
+    assert Squad("2.0")([""], [["the"]]) == dict.fromkeys(("f1", "exact_match", "f1_answerable", "exact_match_answerable"), 100.0)
 
 
 def test_the_best_threshold_answers_what_is_worth_it() -> None:

@@ -21,7 +21,7 @@ def test_f1_of_the_positive_class_equals_scikit_learns() -> None:
 
 def test_a_group_is_right_where_all_of_it_is() -> None:
     right = [GroupedLabel.create("yes", group) for group in ("a", "a", "b", "b", "c")]
-    assert GroupExactMatch()(["yes", "no", "yes", "yes", "yes"], right)["exact"] == pytest.approx(2 / 3)
+    assert GroupExactMatch()(["yes", "no", "yes", "yes", "yes"], right)["exact_match"] == pytest.approx(2 / 3)
     assert right[0] == "yes"
 
 
@@ -31,10 +31,10 @@ def test_resamples_and_swaps_are_of_whole_groups() -> None:
     systems = [["yes" if good else "no" for good in draw.random(1000) < share] for share in (0.75, 0.9)]
     metric = GroupExactMatch()
     rows, other = (metric.statistics(said, right) for said in systems)
-    share = metric.compute(rows)["exact"]
-    interval = bootstrap(metric, rows)["exact"]
+    share = metric.compute(rows)["exact_match"]
+    interval = bootstrap(metric, rows)["exact_match"]
     assert interval.low < share < interval.high
     assert interval.high - interval.low == pytest.approx(2 * 1.96 * (share * (1 - share) / 200) ** 0.5, rel=0.25)
-    assert compare(metric, rows, other)["exact"].p_randomization < 0.01
+    assert compare(metric, rows, other)["exact_match"].p_randomization < 0.01
     with pytest.raises(InputError, match="belongs to groups"):
         metric.per_example(rows)

@@ -30,9 +30,9 @@ def test_the_three_averages_of_a_small_table() -> None:
 
 def test_one_class_only() -> None:
     assert set(F1(("a",))(["a"] * 3, ["a"] * 3).values()) == {1.0}
-    assert MatthewsCorrelation(("a",))(["a"] * 3, ["a"] * 3) == {"matthews": 0.0}
-    assert MatthewsCorrelation(("a", "b"))(list("aab"), list("aab"))["matthews"] == pytest.approx(1)
-    assert MatthewsCorrelation(("a", "b"))(list("bba"), list("aab"))["matthews"] == pytest.approx(-1)
+    assert MatthewsCorrelation(("a",))(["a"] * 3, ["a"] * 3) == {"matthews_correlation": 0.0}
+    assert MatthewsCorrelation(("a", "b"))(list("aab"), list("aab"))["matthews_correlation"] == pytest.approx(1)
+    assert MatthewsCorrelation(("a", "b"))(list("bba"), list("aab"))["matthews_correlation"] == pytest.approx(-1)
 
 
 def test_a_label_that_does_not_count_is_passed_over() -> None:
@@ -64,9 +64,9 @@ def test_the_confusion_matrix_has_truth_down_and_prediction_across() -> None:
 
 def test_perplexity_divides_sums_once() -> None:
     found = Perplexity()([2.0, 0.0, 4.0], [1, 0, 5])
-    assert found["nats"] == pytest.approx(1.0)
+    assert found["nats_per_token"] == pytest.approx(1.0)
     assert found["perplexity"] == pytest.approx(2.718281828)
-    assert found["bits"] == pytest.approx(1.442695)
+    assert found["bits_per_token"] == pytest.approx(1.442695)
     assert Perplexity()([1e9], [1])["perplexity"] == float("inf")
 
 

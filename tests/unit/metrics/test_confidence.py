@@ -27,7 +27,7 @@ class OneByOne(Metric[Any, Any]):
     """The same figures, from examples that are drawn one by one."""
 
     name: ClassVar[str] = "slow"
-    summed = False
+    is_additive = False
 
     def __init__(self, metric: Metric[Any, Any]) -> None:
         self.metric = metric
@@ -35,8 +35,8 @@ class OneByOne(Metric[Any, Any]):
     def statistics(self, hypotheses: Any, references: Any) -> Stats:
         return self.metric.statistics(hypotheses, references)
 
-    def score(self, found: Stats) -> Scores:
-        return self.metric.score(found.sum(0))
+    def score(self, stats: Stats) -> Scores:
+        return self.metric.score(stats.sum(0))
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ class OneByOne(Metric[Any, Any]):
 def test_sums_of_counts_give_what_drawing_one_by_one_gives(metric: Any, said: Any, right: Any) -> None:
     rows = metric.statistics(said, right)
     fast, slow = (bootstrap(m, rows, resamples=50, seed=3) for m in (metric, OneByOne(metric)))
-    assert fast.keys() == slow.keys() == metric.of(rows).keys()
+    assert fast.keys() == slow.keys() == metric.compute(rows).keys()
     for name in fast:
         assert (fast[name].low, fast[name].high) == pytest.approx((slow[name].low, slow[name].high))
     other = rows.copy()
@@ -96,7 +96,7 @@ def test_the_draws_do_not_depend_on_how_many_fit_into_memory(monkeypatch: pytest
     metric = Accuracy()
     rows = metric.statistics(GOOD, TRUE)
     whole = compare(metric, rows, metric.statistics(POOR, TRUE))
-    monkeypatch.setattr("qkv.metrics.significance._CHUNK", 700)
+    monkeypatch.setattr("qkv.metrics.significance._MAX_DRAWN_EXAMPLES", 700)
     assert compare(metric, rows, metric.statistics(POOR, TRUE)) == whole
 
 
@@ -117,7 +117,7 @@ def test_a_correlation_is_resampled_with_its_pairs(metric: Any) -> None:
     close, far = truth + 0.1 * DRAW.normal(size=60), truth + 3 * DRAW.normal(size=60)
     rows, other = metric.statistics(close, truth), metric.statistics(far, truth)
     interval = bootstrap(metric, rows, resamples=200)[metric.name]
-    assert 0.9 < interval.low < metric.of(rows)[metric.name] < interval.high < 1
+    assert 0.9 < interval.low < metric.compute(rows)[metric.name] < interval.high < 1
     found = compare(metric, rows, other, resamples=200)[metric.name]
     assert found.p_bootstrap < 0.02
     assert found.p_randomization < 0.02

@@ -24,7 +24,7 @@ def test_token_error_rate_with_one_reference_equals_jiwer(examples: list[tuple[l
     predictions = [" ".join(prediction) for prediction, _ in examples]
     references = [" ".join(reference) for _, reference in examples]
     ours = error_rates(predictions, [(reference,) for reference in references])
-    assert ours["per"] == pytest.approx(jiwer.wer(references, predictions))
+    assert ours["token_error_rate"] == pytest.approx(jiwer.wer(references, predictions))
 
 
 @given(TOKENS, TOKENS, TOKENS)
@@ -43,24 +43,24 @@ def test_edit_distance_of_known_words(a: str, b: str, distance: int) -> None:
 
 def test_any_listed_pronunciation_is_right() -> None:
     rates = error_rates(["R IY D", ["R", "EH", "D"]], [("R EH D", "R IY D")] * 2)
-    assert rates == {"per": 0.0, "wer": 0.0, "examples": 2}
+    assert rates == {"token_error_rate": 0.0, "sequence_error_rate": 0.0, "examples": 2}
 
 
 def test_the_closest_reference_sets_the_length_and_the_first_of_equals_wins() -> None:
     closest = error_rates(["A B C"], [("X Y Z W V", "A B D E")])
-    assert closest["per"] == 2 / 4
+    assert closest["token_error_rate"] == 2 / 4
     tied = error_rates(["A B"], [("A", "A B C")])
-    assert tied["per"] == 1 / 1
-    assert error_rates(["A B"], [("A B C", "A")])["per"] == 1 / 3
+    assert tied["token_error_rate"] == 1 / 1
+    assert error_rates(["A B"], [("A B C", "A")])["token_error_rate"] == 1 / 3
 
 
 def test_rates_are_summed_over_examples_before_dividing() -> None:
     rates = error_rates(["A", "B B B B"], [("X",), ("B B B B",)])
-    assert rates == {"per": 1 / 5, "wer": 1 / 2, "examples": 2}
+    assert rates == {"token_error_rate": 1 / 5, "sequence_error_rate": 1 / 2, "examples": 2}
 
 
 def test_an_empty_prediction_counts_as_deletions() -> None:
-    assert error_rates([""], [("A B",)]) == {"per": 1.0, "wer": 1.0, "examples": 1}
+    assert error_rates([""], [("A B",)]) == {"token_error_rate": 1.0, "sequence_error_rate": 1.0, "examples": 1}
 
 
 @pytest.mark.parametrize(

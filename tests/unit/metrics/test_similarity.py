@@ -34,7 +34,7 @@ def test_the_score_of_a_text_does_not_depend_on_the_others(
     said, right = ["one two", "a much longer sentence than that", "three"], [["one"], ["a sentence"], ["four", "three"]]
     metric = BertScore(encoder)
     whole = metric.statistics(said, right)
-    monkeypatch.setattr("qkv.metrics.bertscore._TOGETHER", 1)
+    monkeypatch.setattr("qkv.metrics.bertscore._CHUNK_SIZE", 1)
     assert metric.statistics(said, right) == pytest.approx(whole, abs=1e-5)
 
 

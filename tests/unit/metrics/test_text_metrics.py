@@ -32,7 +32,7 @@ class Synonyms:
 
 
 def test_meteor_by_hand_without_wordnet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meteor, "wordnet", lambda: None)
+    monkeypatch.setattr(meteor, "load_wordnet", lambda: None)
     # 3 of 4 words match ("cats" by its stem), in order but for the gap: 2 chunks
     matches, chunks = 3, 2
     mean = (3 / 4) * (3 / 4) / (0.9 * 3 / 4 + 0.1 * 3 / 4)
@@ -43,13 +43,13 @@ def test_meteor_by_hand_without_wordnet(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_meteor_with_wordnet_matches_synonyms_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = Meteor()(["a cat here"], [["a pet here"]])["meteor"]
-    monkeypatch.setattr(meteor, "wordnet", Synonyms)
+    monkeypatch.setattr(meteor, "load_wordnet", Synonyms)
     assert Meteor()(["a cat here"], [["a pet here"]])["meteor"] > plain
     assert "exact, stem and synonym" in Meteor().signature([["a"]])
 
 
 def test_meteor_is_nltks_and_takes_the_best_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meteor, "wordnet", Synonyms)
+    monkeypatch.setattr(meteor, "load_wordnet", Synonyms)
     hypothesis, references = "the cat is on a mat", ["there is a pet", "the cat is on it"]
     theirs = nltk.translate.meteor_score.meteor_score(
         [r.split() for r in references], hypothesis.split(), wordnet=Synonyms()

@@ -15,7 +15,7 @@ BERT = bert.make_spec(bert.Config(d_model=16, heads=2, layers=3, d_ff=24, max_le
 GPT2 = gpt2.make_spec(gpt2.Config(d_model=16, heads=2, layers=2, max_length=16), target_vocab_size=30, head="sequence")
 T5 = t5.make_spec(t5.Config(d_model=16, heads=2, d_kv=8, layers=2, d_ff=24, gated=True), source_vocab_size=30, target_vocab_size=30, head="sequence")
 # matrices of a size at which a layer's answer matters
-SPECS = {name: spec.replace(s, spread=0.3) for name, s in (("bert", BERT), ("gpt2", GPT2), ("t5", T5))}
+SPECS = {name: spec.replace(s, init_std=0.3) for name, s in (("bert", BERT), ("gpt2", GPT2), ("t5", T5))}
 EVERY = ("q", "k", "v", "o", "up", "down")
 
 
@@ -25,7 +25,7 @@ def texts() -> Ragged:
 
 def logits(model):
     x = texts()
-    return model(x, x.shift_right(model.spec.start)) if model.spec.encoder and model.spec.decoder else model(x)
+    return model(x, x.shift_right(model.spec.bos_id)) if model.spec.encoder and model.spec.decoder else model(x)
 
 
 def adapted(s: spec.Model, **fields) -> torch.nn.Module:
@@ -38,7 +38,7 @@ def adapted(s: spec.Model, **fields) -> torch.nn.Module:
 def stirred(model):
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.endswith(".back"):
+            if name.endswith(".lora_B"):
                 parameter.normal_()
     return model
 
@@ -47,54 +47,54 @@ def stirred(model):
 def test_fresh_adapters_change_no_logit(family):
     torch.manual_seed(1)
     plain = build(SPECS[family]).eval()
-    assert torch.equal(logits(adapted(SPECS[family], rank=2, matrices=EVERY)), logits(plain))
+    assert torch.equal(logits(adapted(SPECS[family], rank=2, target_modules=EVERY)), logits(plain))
 
 
 @pytest.mark.parametrize("family", SPECS)
 def test_merged_matrices_do_what_adapters_did(family):
-    model = stirred(adapted(SPECS[family], rank=2, matrices=EVERY))
+    model = stirred(adapted(SPECS[family], rank=2, target_modules=EVERY))
     before = logits(model)
     set_features_and_lora(model, "last", None)
     assert (logits(model) - before).abs().max() < 1e-5
-    assert not any(name.endswith((".into", ".back")) for name in model.state_dict())
+    assert not any(name.endswith((".lora_A", ".lora_B")) for name in model.state_dict())
     torch.manual_seed(1)
     assert (before - logits(build(SPECS[family]).eval())).abs().max() > 0.01
 
 
 def test_the_paper_formula_is_what_a_layer_computes():
     """Hu et al. 2022, equation 3: h = W x + B A x, scaled by alpha / r (4.1)."""
-    model = stirred(adapted(BERT, rank=2, scale=6.0))
-    layer = model.encoder.blocks[0].attention.q
+    model = stirred(adapted(BERT, rank=2, alpha=6.0))
+    layer = model.encoder.blocks[0].self_attention.q
     x = torch.randn(5, 16)
-    delta = layer.back @ layer.into
+    delta = layer.lora_B @ layer.lora_A
     assert torch.allclose(layer(x), x @ (layer.weight + 3.0 * delta).T + layer.bias, atol=1e-5)
 
 
 def test_a_spec_with_adapters_builds_them():
-    model = stirred(adapted(BERT, rank=3, matrices=("v",)))
+    model = stirred(adapted(BERT, rank=3, target_modules=("v",)))
     again = build_on_meta(spec.from_json(spec.to_json(model.spec)))
     assert {n: p.shape for n, p in again.named_parameters()} == {n: p.shape for n, p in model.named_parameters()}
-    assert model.spec.adapters.matrices == ("v",)
+    assert model.spec.lora.target_modules == ("v",)
 
 
 def test_a_frozen_body_with_adapters_trains_them_and_the_head_alone():
     model = adapted(BERT, rank=2)
-    model.freeze()
+    model.freeze_backbone()
     model.train()
     assert model.encoder.training
     logits(model).sum().backward()
     for name, parameter in model.named_parameters():
         assert (parameter.grad is not None) == is_head_or_lora(name), name
     moved = {name for name, p in model.named_parameters() if p.grad is not None}
-    assert moved == {n for n, _ in model.named_parameters() if n.startswith("head.") or n.endswith((".into", ".back"))}
+    assert moved == {n for n, _ in model.named_parameters() if n.startswith("head.") or n.endswith((".lora_A", ".lora_B"))}
 
 
 def test_gradients_of_adapters_are_the_same_where_layers_are_worked_out_again():
     from qkv.nn.stack import enable_activation_checkpointing
 
     def gradients(prepare):
-        model = stirred(adapted(BERT, rank=2, matrices=("q", "down")))
-        model.freeze()
+        model = stirred(adapted(BERT, rank=2, target_modules=("q", "down")))
+        model.freeze_backbone()
         prepare(model)
         model.train()
         torch.manual_seed(4)
@@ -112,7 +112,7 @@ def test_gradients_of_adapters_are_the_same_where_layers_are_worked_out_again():
 )
 def test_a_layer_that_is_not_there_is_named(matrices, said):
     with pytest.raises(InputError, match=said):
-        adapted(BERT, matrices=matrices)
+        adapted(BERT, target_modules=matrices)
 
 
 def test_a_recurrent_model_has_no_place_for_adapters():

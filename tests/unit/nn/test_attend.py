@@ -17,8 +17,8 @@ from qkv.nn.mask import Bidirectional, Causal
 from qkv.spec import Attention
 
 DOTS = ["dot", "scaled_dot", "bilinear"]
-KERNELS = ["grouped", "padded", "explicit"]
-EVEN = [*KERNELS, "even"]  # what also takes sequences of one length
+KERNELS = ["bucketed", "padded", "eager"]
+EVEN = [*KERNELS, "uniform"]  # what also takes sequences of one length
 
 
 @dataclass
@@ -159,7 +159,7 @@ def test_one_layout_serves_memories_of_several_layouts(kernel: str) -> None:
 
 def watched(case: Case) -> tuple[Tensor, list[int], list[int], list[int]]:
     seen = []
-    case.ours(None, sink=lambda *told: seen.append(told))
+    case.ours(None, hook=lambda *told: seen.append(told))
     ((weights, rows, queries, keys),) = seen
     return weights, list(rows), list(queries), list(keys)
 
@@ -191,17 +191,17 @@ def test_a_sink_is_told_which_sequences_it_sees_and_how_long_they_are(case: Case
 @settings(deadline=None, max_examples=25)
 @given(case=cases(DOTS))
 def test_watching_changes_no_output(case: Case) -> None:
-    torch.testing.assert_close(case.ours(None, sink=lambda *_: None), case.ours(None))
+    torch.testing.assert_close(case.ours(None, hook=lambda *_: None), case.ours(None))
 
 
 def test_a_watched_layer_takes_the_explicit_path() -> None:
     case = make("dot", 1, (4, 4), [3], [3], causal=False)
-    assert select_kernel(case.q, case.v, score=case.score, dropout=0.0, return_weights=True) == "explicit"
+    assert select_kernel(case.q, case.v, score=case.score, dropout=0.0, return_weights=True) == "eager"
 
 
 def test_an_unwatched_dot_product_keeps_a_fused_kernel() -> None:
     case = make("dot", 1, (4, 4), [3], [3], causal=False)
-    assert select_kernel(case.q, case.v, score=case.score, dropout=0.0, return_weights=False) != "explicit"
+    assert select_kernel(case.q, case.v, score=case.score, dropout=0.0, return_weights=False) != "eager"
 
 
 @pytest.mark.parametrize("kernel", EVEN)
@@ -224,16 +224,16 @@ def on_gpu(kind: torch.dtype, size: int = 16) -> Tensor:
     ("asked", "kernel"),
     [
         ({}, "varlen"),
-        ({"even": True}, "even"),
-        ({"even": True, "dropout": 0.1}, "even"),
+        ({"uniform_length": True}, "uniform"),
+        ({"uniform_length": True, "dropout": 0.1}, "uniform"),
         ({"dropout": 0.1}, "padded"),
-        ({"even": True, "biased": True}, "padded"),
-        ({"even": True, "watched": True}, "explicit"),
+        ({"uniform_length": True, "has_bias": True}, "padded"),
+        ({"uniform_length": True, "return_weights": True}, "eager"),
     ],
 )
 def test_a_gpu_in_half_precision_takes_the_fused_kernel_that_can_do_it(asked: dict[str, object], kernel: str) -> None:
     score, q = AttentionScore(Attention(query_dim=32, heads=2)), on_gpu(torch.bfloat16)
-    assert select_kernel(q, q, score=score, **({"dropout": 0.0, "watched": False} | asked)) == kernel
+    assert select_kernel(q, q, score=score, **({"dropout": 0.0, "return_weights": False} | asked)) == kernel
 
 
 def test_where_all_must_be_deterministic_no_kernel_that_adds_in_any_order_is_taken() -> None:
@@ -256,7 +256,7 @@ def test_one_call_for_sequences_of_one_length_agrees_with_the_explicit_path(caus
     q, k, v = (torch.randn(192, 2, 16, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     arguments = {"score": score, "mask": Causal() if causal else Bidirectional()}
     fused = attend(q, k, v, queries, queries, **arguments)
-    exact = attend(q.float(), k.float(), v.float(), queries, queries, kernel="explicit", **arguments)
+    exact = attend(q.float(), k.float(), v.float(), queries, queries, kernel="eager", **arguments)
     torch.testing.assert_close(fused.float(), exact, atol=2e-2, rtol=2e-2)
 
 
@@ -269,5 +269,5 @@ def test_varlen_agrees_with_the_explicit_path(causal: bool) -> None:
     q, k, v = (torch.randn(n, 2, 16, device="cuda", dtype=torch.bfloat16) for n in (85, keys.num_tokens, keys.num_tokens))
     arguments = {"score": score, "mask": Causal() if causal else Bidirectional()}
     flash = attend(q, k, v, queries, keys, kernel="varlen", **arguments)
-    exact = attend(q.float(), k.float(), v.float(), queries, keys, kernel="explicit", **arguments)
+    exact = attend(q.float(), k.float(), v.float(), queries, keys, kernel="eager", **arguments)
     torch.testing.assert_close(flash.float(), exact, atol=2e-2, rtol=2e-2)

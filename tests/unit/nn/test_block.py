@@ -22,7 +22,7 @@ MEMORY = Ragged.from_lengths(torch.randn(5, 6, generator=torch.Generator().manua
 def block_of(**fields: object) -> Block:
     attention = spec.Attention(query_dim=6, heads=2)
     feedforward = spec.FeedForward(d_model=6, d_ff=9)
-    block = Block(spec.Block(**{"attention": attention, "feedforward": feedforward, "cross": attention} | fields))
+    block = Block(spec.Block(**{"self_attention": attention, "feedforward": feedforward, "cross_attention": attention} | fields))
     for module in block.modules():
         if isinstance(module, nn.LayerNorm):  # gains of one and shifts of zero hide mistakes
             nn.init.normal_(module.weight)

@@ -20,9 +20,9 @@ def tiny(family: str):
     if family == "vit":
         shape = vit.Config(d_model=16, heads=2, layers=2, d_ff=32, image_size=8, patch_size=4)
         return build(vit.make_spec(shape, head="sequence", labels=LABELS)).double().eval()
-    module, fields = {"bert": (bert, {"source": 40}), "gpt2": (gpt2, {"target": 40})}[family]
-    shape = module.Shape(width=16, heads=2, layers=2, hidden=32)
-    return build(module.spec(shape, head="sequence", labels=LABELS, **fields)).double().eval()
+    module, fields = {"bert": (bert, {"source_vocab_size": 40}), "gpt2": (gpt2, {"target_vocab_size": 40})}[family]
+    shape = module.Config(d_model=16, heads=2, layers=2, d_ff=32)
+    return build(module.make_spec(shape, head="sequence", labels=LABELS, **fields)).double().eval()
 
 
 def given(family: str) -> Ragged | Tensor:

@@ -56,10 +56,10 @@ def test_a_language_model_head_is_one_linear_map_for_each_token() -> None:
     "fields",
     [
         {"kind": "lm", "bias": True},
-        {"kind": "lm", "offset": True, "scale": 0.5},
-        {"kind": "lm", "dense": "gelu", "norm": spec.Norm(), "bias": True},
-        {"kind": "sequence", "pool": "last", "dense": "tanh"},
-        {"kind": "pooler", "dense": "tanh"},
+        {"kind": "lm", "final_logits_bias": True, "input_scale": 0.5},
+        {"kind": "lm", "dense_activation": "gelu", "norm": spec.Norm(), "bias": True},
+        {"kind": "sequence", "pool": "last", "dense_activation": "tanh"},
+        {"kind": "pooler", "dense_activation": "tanh"},
     ],
 )
 def test_a_head_is_its_last_layer_over_the_rows_that_this_reads(fields: dict[str, object]) -> None:

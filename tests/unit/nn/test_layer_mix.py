@@ -22,14 +22,14 @@ def reading(s: spec.Model, read: str):
 
 def test_a_fresh_mix_is_the_mean_of_all_layers():
     """Peters et al. 2018, equation 1, with equal weights and a scale of one."""
-    model = reading(BERT, "mix")
+    model = reading(BERT, "scalar_mix")
     layers = model.encoder.all_hidden_states(model.embed(texts()))
     assert len(layers) == 4
     assert torch.allclose(model.encode(texts()).hidden.values, torch.stack(layers).mean(0), atol=1e-6)
 
 
 def test_a_mix_weighs_layers_by_a_softmax_and_scales_their_sum():
-    model = reading(BERT, "mix")
+    model = reading(BERT, "scalar_mix")
     with torch.no_grad():
         model.scalar_mix.weights.copy_(torch.tensor([0.0, 1.0, 2.0, -1.0]))
         model.scalar_mix.scale.fill_(3.0)
@@ -42,7 +42,7 @@ def test_a_mix_weighs_layers_by_a_softmax_and_scales_their_sum():
 @pytest.mark.parametrize("depth", [2, 6])
 def test_the_last_four_leave_out_what_goes_into_the_first_block(depth):
     deep = bert.make_spec(bert.Config(d_model=16, heads=2, layers=depth, d_ff=24, max_length=16), source_vocab_size=30, head="sequence")
-    model = reading(deep, "last_four")
+    model = reading(deep, "concat_last_4")
     layers = model.encoder.all_hidden_states(model.embed(texts()))
     wanted = torch.cat(layers[-4:] if depth == 6 else layers[1:], -1)
     assert torch.equal(model.encode(texts()).hidden.values, wanted)
@@ -53,7 +53,7 @@ def test_a_head_over_layers_side_by_side_is_a_sum_of_heads_over_each():
     """The concatenation of Devlin et al. 2019, 5.3: W [h1; h2; h3; h4] = W1 h1 + W2 h2 + W3 h3 + W4 h4."""
     tokens = bert.make_spec(bert.Config(d_model=16, heads=2, layers=6, d_ff=24, max_length=16), source_vocab_size=30, head="token",
                        labels=("a", "b", "c"))  # fmt: skip
-    model = reading(tokens, "last_four")
+    model = reading(tokens, "concat_last_4")
     parts = model.head.linear.weight.split(16, 1)
     layers = model.encoder.all_hidden_states(model.embed(texts()))[-4:]
     wanted = sum(layer @ part.T for layer, part in zip(layers, parts, strict=True)) + model.head.linear.bias
@@ -61,7 +61,7 @@ def test_a_head_over_layers_side_by_side_is_a_sum_of_heads_over_each():
 
 
 def test_a_dense_layer_brings_layers_side_by_side_to_the_width_of_one():
-    model = reading(BERT, "last_four")
+    model = reading(BERT, "concat_last_4")
     assert model.spec.head.num_concat_layers == 3
     assert (model.head.dense.weight.shape, model.head.linear.weight.shape) == ((16, 48), (2, 16))
     assert torch.count_nonzero(model.head.dense.weight) > 0
@@ -70,11 +70,11 @@ def test_a_dense_layer_brings_layers_side_by_side_to_the_width_of_one():
 
 
 def test_a_spec_whose_head_reads_otherwise_than_it_says_is_refused():
-    with pytest.raises(InputError, match="does not read last_four of its layers side by side; train it again"):
-        build(spec.replace(BERT, read="last_four"))
+    with pytest.raises(InputError, match="does not read concat_last_4 of its layers side by side; train it again"):
+        build(spec.replace(BERT, feature_layers="concat_last_4"))
 
 
-@pytest.mark.parametrize("read", ["last_four", "mix"])
+@pytest.mark.parametrize("read", ["concat_last_4", "scalar_mix"])
 @pytest.mark.parametrize("family", SPECS)
 def test_every_body_can_be_read_so_and_is_saved_with_it(family, read):
     model = reading(SPECS[family], read)
@@ -84,7 +84,7 @@ def test_every_body_can_be_read_so_and_is_saved_with_it(family, read):
     assert torch.equal(logits(again), logits(model))
 
 
-@pytest.mark.parametrize("read", ["last", "mix"])
+@pytest.mark.parametrize("read", ["last", "scalar_mix"])
 def test_a_frozen_body_runs_as_in_use_and_keeps_nothing_for_a_gradient(read):
     model = reading(BERT, read)
     before = model.encode(texts()).hidden.values.detach()
@@ -95,14 +95,14 @@ def test_a_frozen_body_runs_as_in_use_and_keeps_nothing_for_a_gradient(read):
     assert model.head.training
     hidden = model.encode(texts()).hidden.values
     assert torch.equal(hidden, before)  # no dropout
-    assert hidden.requires_grad == (read == "mix")  # by the mix's own weights alone
+    assert hidden.requires_grad == (read == "scalar_mix")  # by the mix's own weights alone
     logits(model).sum().backward()
     moved = {name.split(".")[0] for name, p in model.named_parameters() if p.grad is not None}
-    assert moved == {"head", "mix"} if read == "mix" else {"head"}
+    assert moved == {"head", "scalar_mix"} if read == "scalar_mix" else {"head"}
 
 
 def test_what_cannot_be_read_so_is_refused():
     with pytest.raises(InputError, match="of a recurrent body a head reads the last layer alone"):
-        reading(rnn.make_spec(rnn.Config(d_model=8, hidden_size=8), source_vocab_size=30, head="sequence"), "mix")
+        reading(rnn.make_spec(rnn.Config(d_model=8, hidden_size=8), source_vocab_size=30, head="sequence"), "scalar_mix")
     with pytest.raises(InputError, match="a head that writes reads the last layer alone"):
-        reading(bert.make_spec(bert.Config(d_model=16, heads=2, layers=1, d_ff=24), source_vocab_size=30), "mix")
+        reading(bert.make_spec(bert.Config(d_model=16, heads=2, layers=1, d_ff=24), source_vocab_size=30), "scalar_mix")

@@ -15,8 +15,8 @@ IDS = Ragged.from_lengths(torch.arange(7), [3, 4])
 
 
 def pair(**fields: object) -> spec.Model:
-    shape = transformer.Shape(**{"width": 8, "heads": 2, "layers": 1, "hidden": 12} | fields)
-    return transformer.spec(shape, source=11, target=11)
+    shape = transformer.Config(**{"d_model": 8, "heads": 2, "layers": 1, "d_ff": 12} | fields)
+    return transformer.make_spec(shape, source_vocab_size=11, target_vocab_size=11)
 
 
 def test_a_spec_with_an_encoder_alone_builds_an_encoder() -> None:
@@ -39,23 +39,23 @@ def test_a_tied_head_is_the_target_embedding_itself() -> None:
 
 
 def test_a_shared_vocabulary_is_one_table() -> None:
-    model = build(pair(shared=True))
+    model = build(pair(share_embeddings=True))
     assert model.source_embedding.tokens.weight is model.target_embedding.tokens.weight
 
 
 def test_vocabularies_that_are_not_shared_are_two_tables() -> None:
-    model = build(pair(shared=False))
+    model = build(pair(share_embeddings=False))
     assert model.source_embedding.tokens.weight is not model.target_embedding.tokens.weight
 
 
 def test_tied_weights_stay_one_tensor_after_a_state_dict_is_loaded() -> None:
-    model = build(pair(shared=True))
-    model.load_state_dict(build(pair(shared=True)).state_dict())
+    model = build(pair(share_embeddings=True))
+    model.load_state_dict(build(pair(share_embeddings=True)).state_dict())
     assert model.head.linear.weight is model.source_embedding.tokens.weight
 
 
 def test_tie_makes_one_tensor_again_after_weights_were_replaced() -> None:
-    model = build(pair(shared=True))
+    model = build(pair(share_embeddings=True))
     model.target_embedding.tokens.weight = torch.nn.Parameter(torch.randn(11, 8))
     model.tie_weights()
     assert model.head.linear.weight is model.source_embedding.tokens.weight is model.target_embedding.tokens.weight
@@ -64,7 +64,7 @@ def test_tie_makes_one_tensor_again_after_weights_were_replaced() -> None:
 @pytest.mark.parametrize("head", [None, spec.Head(kind="sequence", d_model=8, num_outputs=3)])
 def test_a_model_without_a_language_model_head_does_not_write(head: spec.Head | None) -> None:
     model = build(spec.replace(pair(), head=head))
-    state = model.init_state(model.encode(IDS), rows=2, limit=3)
+    state = model.init_state(model.encode(IDS), num_rows=2, max_length=3)
     with pytest.raises(ValueError, match="head of kind 'lm'"):
         model.step(torch.tensor([2, 2]), state)
 
@@ -88,7 +88,7 @@ def test_logits_at_chosen_tokens_are_those_of_all_tokens() -> None:
     head = spec.Head(kind="token", d_model=8, num_outputs=4, dense_activation="tanh")
     model = build(spec.Model(family="test", source_embedding=EMBED, encoder=spec.TransformerStack(block=BLOCK, num_layers=1), head=head))
     chosen = torch.tensor([5, 0, 3])
-    torch.testing.assert_close(model(IDS, at=chosen), model(IDS)[chosen])
+    torch.testing.assert_close(model(IDS, positions=chosen), model(IDS)[chosen])
 
 
 def test_before_its_last_layer_every_shell_gives_the_rows_that_this_reads() -> None:
@@ -97,28 +97,28 @@ def test_before_its_last_layer_every_shell_gives_the_rows_that_this_reads() -> N
         source_embedding=EMBED,
         encoder=spec.TransformerStack(block=BLOCK, num_layers=1),
         head=LM,
-        aux_head=spec.replace(LM, outputs=2),
+        aux_head=spec.replace(LM, num_outputs=2),
     )
     one = spec.Model(family="test", target_embedding=EMBED, decoder=spec.TransformerStack(block=BLOCK, num_layers=1, causal=True), head=LM)
     at = torch.tensor([1, 5])
     for model, given in ((build(two), (IDS, None, at)), (build(one), (IDS, at)), (build(pair()), (IDS, IDS))):
         model.eval()
-        assert torch.equal(model.head.compute_logits(model(*given, last=False)), model(*given))
+        assert torch.equal(model.head.compute_logits(model(*given, return_logits=False)), model(*given))
     model = build(two).eval()
-    (rows, beside), (logits, judged) = model.forward_with_aux_head(IDS, None, at, last=False), model.forward_with_aux_head(IDS, None, at)
+    (rows, beside), (logits, judged) = model.forward_with_aux_head(IDS, None, at, return_logits=False), model.forward_with_aux_head(IDS, None, at)
     assert torch.equal(model.head.compute_logits(rows), logits)
     assert torch.equal(beside, judged)
 
 
 def test_a_dot_score_between_states_of_unequal_width_is_refused() -> None:
     rnn = get_family("rnn")
-    model = rnn.spec(rnn.Shape(width=4, hidden=6, attention="dot"), source=11, target=11)
-    uneven = spec.replace(model.decoder, attention=spec.replace(model.decoder.attention, width=7))
+    model = rnn.make_spec(rnn.Config(d_model=4, hidden_size=6, attention="dot"), source_vocab_size=11, target_vocab_size=11)
+    uneven = spec.replace(model.decoder, attention=spec.replace(model.decoder.attention, query_dim=7))
     with pytest.raises(ValueError, match="of one size"):
         build(spec.replace(model, decoder=uneven))
 
 
-@pytest.mark.parametrize("missing", ["source", "target"])
+@pytest.mark.parametrize("missing", ["source_embedding", "target_embedding"])
 def test_a_spec_without_its_embedding_is_refused(missing: str) -> None:
     with pytest.raises((AssertionError, ValueError)):
         build(spec.replace(pair(), **{missing: None}))
@@ -139,7 +139,7 @@ def test_a_decoder_alone_steps_to_the_logits_of_its_forward() -> None:
     stack = spec.TransformerStack(block=BLOCK, num_layers=2, causal=True)
     model = build(spec.Model(family="test", target_embedding=EMBED, decoder=stack, head=LM)).double()
     ids = Ragged.from_lengths(torch.arange(8), [4, 4])
-    state, logits = model.init_state(None, rows=2, limit=4), []
+    state, logits = model.init_state(None, num_rows=2, max_length=4), []
     for tokens in ids.values.view(2, 4).T:
         step, state = model.step(tokens, state)
         logits.append(step)
@@ -153,14 +153,14 @@ def test_dropout_of_a_whole_model_is_off_in_eval() -> None:
 
 def test_every_layer_has_weights_of_its_own() -> None:
     first, second = build(pair(layers=2)).encoder.blocks
-    assert not torch.equal(first.attention.q.weight, second.attention.q.weight)
+    assert not torch.equal(first.self_attention.q.weight, second.self_attention.q.weight)
 
 
 def test_embeddings_begin_with_the_papers_spread_whether_tied_or_not() -> None:
     module = get_family("transformer")
-    shape = module.Shape(width=64, heads=2, layers=1, hidden=64)
+    shape = module.Config(d_model=64, heads=2, layers=1, d_ff=64)
     for vocabulary in (50, 4000):
-        model = build(module.spec(shape, source=vocabulary, target=vocabulary))
+        model = build(module.make_spec(shape, source_vocab_size=vocabulary, target_vocab_size=vocabulary))
         assert isinstance(model, EncoderDecoder)
         for embed in (model.source_embedding, model.target_embedding):
             assert float(embed.tokens.weight.std()) == pytest.approx(64**-0.5, rel=0.1)

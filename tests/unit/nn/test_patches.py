@@ -25,7 +25,7 @@ def by_hand(patches: PatchEmbedding, image: torch.Tensor) -> torch.Tensor:
 def test_patches_are_flattened_and_projected_row_by_row_behind_the_whole() -> None:
     patches = PatchEmbedding(SPEC)
     embedded = patches(IMAGES)
-    assert embedded.layout.sizes == (SPEC.max_length,) * 4 == (10,) * 4
+    assert embedded.layout.lengths_list == (SPEC.max_length,) * 4 == (10,) * 4
     torch.testing.assert_close(embedded.sequences(), [by_hand(patches, image) for image in IMAGES])
 
 
@@ -86,4 +86,4 @@ def test_bytes_and_tokens_are_refused() -> None:
 @pytest.mark.parametrize(("image", "patch"), [(7, 2), (2, 4), (6, 0), (0, 2)])
 def test_an_image_that_does_not_divide_into_patches_is_refused(image: int, patch: int) -> None:
     with pytest.raises(InputError, match=f"{image} pixels a side does not divide into patches of {patch}"):
-        PatchEmbedding(spec.replace(SPEC, image=image, patch=patch))
+        PatchEmbedding(spec.replace(SPEC, image_size=image, patch_size=patch))

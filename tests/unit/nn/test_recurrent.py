@@ -36,12 +36,12 @@ def test_the_last_state_joins_the_end_of_both_directions(cell: str) -> None:
     x = Ragged.from_lengths(torch.randn(11, 3), [2, 5, 1, 3])
     encoded = module(x)
     ends = [torch.cat([s[-1, :4], s[0, 4:]]) for s in encoded.hidden.sequences()]  # forward's last, backward's first
-    torch.testing.assert_close(encoded.last, torch.stack(ends))
+    torch.testing.assert_close(encoded.final_state, torch.stack(ends))
 
 
 def model_of(**fields: object) -> EncoderDecoder:
-    shape = rnn.Shape(**{"width": 5, "hidden": 8, "layers": 1, "decoder_layers": 2, "dropout": 0.0} | fields)
-    model = build(rnn.spec(shape, source=11, target=13))
+    shape = rnn.Config(**{"d_model": 5, "hidden_size": 8, "layers": 1, "decoder_layers": 2, "dropout": 0.0} | fields)
+    model = build(rnn.make_spec(shape, source_vocab_size=11, target_vocab_size=13))
     assert isinstance(model, EncoderDecoder)
     return model.double().eval()
 
@@ -76,19 +76,19 @@ def test_teacher_forcing_equals_stepping_over_the_same_tokens(cell: str, attenti
 def test_feeding_its_own_outputs_equals_a_greedy_loop(attention: str) -> None:
     model = model_of(attention=attention)
     steps = stepped(model, lambda _, logits: logits.argmax(-1))
-    torch.testing.assert_close(model(SOURCE, TARGET, own=1.0), torch.cat(steps))
+    torch.testing.assert_close(model(SOURCE, TARGET, scheduled_sampling=1.0), torch.cat(steps))
 
 
 def test_feeding_its_own_outputs_differs_from_teacher_forcing() -> None:
     model = model_of()
-    assert not torch.allclose(model(SOURCE, TARGET, own=1.0), model(SOURCE, TARGET))
+    assert not torch.allclose(model(SOURCE, TARGET, scheduled_sampling=1.0), model(SOURCE, TARGET))
 
 
 def test_feeding_its_own_outputs_needs_a_recurrent_decoder() -> None:
     transformer = get_family("transformer")
-    model = build(transformer.spec(transformer.Shape(width=8, heads=2, layers=1, hidden=8), source=11, target=13))
+    model = build(transformer.make_spec(transformer.Config(d_model=8, heads=2, layers=1, d_ff=8), source_vocab_size=11, target_vocab_size=13))
     with pytest.raises(ValueError, match="recurrent"):
-        model(SOURCE, TARGET, own=0.5)
+        model(SOURCE, TARGET, scheduled_sampling=0.5)
 
 
 def test_without_attention_only_the_last_state_matters() -> None:

@@ -17,7 +17,7 @@ from qkv.nn.mask import Bidirectional, Causal
 from qkv.nn.position import RelativePositionBias
 from qkv.nn.stack import EncoderOutput, Stack
 
-KERNELS = ["grouped", "padded", "explicit"]
+KERNELS = ["bucketed", "padded", "eager"]
 SIZES = [(32, 128), (8, 20), (5, 7), (4, 3)]
 LENGTHS = [[1], [5, 1, 7, 3], [33, 2, 40, 1, 1], [31, 31], [9] * 8, [20, 13]]
 
@@ -137,7 +137,7 @@ def drawn(module: torch.nn.Module) -> torch.nn.Module:
 
 def test_one_table_serves_all_layers() -> None:
     names = [name for name, _ in Stack(stack()).named_parameters() if "relative" in name]
-    assert names == ["relative.weight"]
+    assert names == ["relative_position_bias.weight"]
 
 
 def test_steps_equal_the_full_forward() -> None:
@@ -145,7 +145,7 @@ def test_steps_equal_the_full_forward() -> None:
     x = torch.randn(3, 30, 12).double()  # [rows, tokens, width]
     full = model(Ragged.from_lengths(x.flatten(0, 1), [30] * 3))
     assert isinstance(full, EncoderOutput)
-    state = model.start(None, 3, 30, x)
+    state = model.init_state(None, 3, 30, x)
     steps = torch.stack([model.step(x[:, t], state) for t in range(30)], 1)
     torch.testing.assert_close(steps.flatten(0, 1), full.hidden.values)
 
@@ -170,10 +170,10 @@ def test_an_unscaled_dot_product_begins_as_small_as_the_scaled_one() -> None:
     spreads = {}
     for score in ("dot", "scaled_dot"):
         attention = spec.Attention(query_dim=256, heads=4, score_fn=score, bias=False)
-        block = spec.replace(stack().block, attention=attention, feedforward=spec.FeedForward(d_model=256, d_ff=8))
+        block = spec.replace(stack().block, self_attention=attention, feedforward=spec.FeedForward(d_model=256, d_ff=8))
         embed = spec.Embedding(vocab_size=9, d_model=256, position="none")
         model = build(spec.Model(family="test", source_embedding=embed, encoder=spec.TransformerStack(block=block, num_layers=1)))
-        made = model.encoder.blocks[0].attention
+        made = model.encoder.blocks[0].self_attention
         q, k = (
             layer(torch.randn(50, 256)).view(50, 4, 64).transpose(0, 1) for layer in (made.q, made.k)
         )  # [H, T, key]

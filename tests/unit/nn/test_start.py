@@ -16,12 +16,12 @@ from qkv.families import get_family
 from qkv.nn import build
 from qkv.nn.model import build_on_meta, init_weights
 
-WRITING = ("attention.o.weight", "cross.o.weight", "feedforward.down.weight")
+WRITING = ("self_attention.o.weight", "cross_attention.o.weight", "feedforward.down.weight")
 
 
 def gpt2(**fields: Any) -> spec.Model:
     module = get_family("gpt2")
-    made: spec.Model = module.spec(module.Shape(width=96, heads=2, layers=8, length=64, **fields), target=300)
+    made: spec.Model = module.make_spec(module.Config(d_model=96, heads=2, layers=8, max_length=64, **fields), target_vocab_size=300)
     return made
 
 
@@ -51,8 +51,8 @@ def test_the_sum_over_all_layers_spreads_as_one_layer_does_without_it() -> None:
 
 def test_cross_attention_counts_as_a_residual_layer() -> None:
     module = get_family("transformer")
-    plain = module.spec(module.Shape(width=96, heads=2, layers=3, hidden=96), source=11, target=11)
-    scaled = spec.replace(plain, spread=0.03, decoder=spec.replace(plain.decoder, scaled_start=True))
+    plain = module.make_spec(module.Config(d_model=96, heads=2, layers=3, d_ff=96), source_vocab_size=11, target_vocab_size=11)
+    scaled = spec.replace(plain, init_std=0.03, decoder=spec.replace(plain.decoder, scaled_residual_init=True))
     found = spreads(build(scaled).decoder)
     assert [s for name, s in found.items() if name.endswith(WRITING)] == pytest.approx([0.03 / 3] * 9, rel=0.05)
 
@@ -60,8 +60,8 @@ def test_cross_attention_counts_as_a_residual_layer() -> None:
 @pytest.mark.parametrize("name", ["gpt", "bert", "bart", "t5", "vit", "transformer"])
 def test_the_other_families_start_all_layers_alike(name: str) -> None:
     module = get_family(name)
-    made = module.spec(
-        next(iter(module.SIZES.values())), **({"source": 9, "target": 9} if name == "transformer" else {})
+    made = module.make_spec(
+        next(iter(module.PRESETS.values())), **({"source_vocab_size": 9, "target_vocab_size": 9} if name == "transformer" else {})
     )
     assert not any(part.scaled_residual_init for part in (made.encoder, made.decoder) if isinstance(part, spec.TransformerStack))
 
@@ -69,14 +69,14 @@ def test_the_other_families_start_all_layers_alike(name: str) -> None:
 def test_json_says_how_a_model_starts_and_may_leave_it_out() -> None:
     said = json.loads(spec.to_json(gpt2()))
     assert spec.from_json(json.dumps(said)).decoder.scaled_residual_init is True
-    del said["decoder"]["scaled_start"]
+    del said["decoder"]["scaled_residual_init"]
     assert spec.from_json(json.dumps(said)).decoder.scaled_residual_init is False
 
 
 def test_a_gpt2_saved_before_the_field_was_there_is_still_a_plain_gpt2(tmp_path: Path) -> None:
     save(ModelBundle(build(gpt2())), tmp_path / "old")
     said = json.loads((tmp_path / "old" / "spec.json").read_text())
-    del said["decoder"]["scaled_start"]
+    del said["decoder"]["scaled_residual_init"]
     (tmp_path / "old" / "spec.json").write_text(json.dumps(said))
     save(load(tmp_path / "old"), tmp_path / "theirs", "huggingface")
     assert load(tmp_path / "theirs").model.spec == gpt2()
@@ -84,14 +84,14 @@ def test_a_gpt2_saved_before_the_field_was_there_is_still_a_plain_gpt2(tmp_path:
 
 def vit(**fields: Any) -> spec.Model:
     module = get_family("vit")
-    small = {"width": 96, "heads": 2, "layers": 1, "hidden": 96, "image": 32, "patch": 4}
-    made: spec.Model = module.spec(module.Shape(**small | fields))
+    small = {"d_model": 96, "heads": 2, "layers": 1, "d_ff": 96, "image_size": 32, "patch_size": 4}
+    made: spec.Model = module.make_spec(module.Config(**small | fields))
     return made
 
 
 @pytest.mark.parametrize("spread", [0.02, 0.05])
 def test_a_fresh_vit_starts_with_its_spread_everywhere(spread: float) -> None:
-    model = build(vit(spread=spread))
+    model = build(vit(init_std=spread))
     assert list(spreads(model).values()) == pytest.approx([spread] * len(spreads(model)), rel=0.2)
     assert measured(model.source_embedding.position) == pytest.approx(spread, rel=0.05)
     assert measured(model.source_embedding.projection.weight) == pytest.approx(spread, rel=0.05)

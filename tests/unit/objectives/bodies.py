@@ -35,13 +35,13 @@ MARKS = marks()
 def model(name: str, *, vocabulary: int = VOCABULARY, length: int = 40, width: int = 12, **given: Any) -> Any:
     """Sharp enough that targets differ in probability."""
     module = get_family(name)
-    shape = next(iter(module.SIZES.values()))
-    small = {"width": width, "heads": 2, "layers": 2, "hidden": 24, "length": length, "key": 6}
-    small |= {"decoder_heads": 2, "decoder_layers": 1, "decoder_hidden": 24}
+    shape = next(iter(module.PRESETS.values()))
+    small = {"d_model": width, "heads": 2, "layers": 2, "d_ff": 24, "max_length": length, "d_kv": 6}
+    small |= {"decoder_heads": 2, "decoder_layers": 1, "decoder_d_ff": 24}
     shape = replace(shape, **{key: size for key, size in small.items() if hasattr(shape, key)})
-    sides = [side for side in ("source", "target") if side in module.spec.__kwdefaults__]
+    sides = [side for side in ("source_vocab_size", "target_vocab_size") if side in module.make_spec.__kwdefaults__]
     torch.manual_seed(2)
-    made = build(module.spec(shape, **dict.fromkeys(sides, vocabulary), **given)).double().eval()
+    made = build(module.make_spec(shape, **dict.fromkeys(sides, vocabulary), **given)).double().eval()
     with torch.no_grad():
         for parameter in made.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))

@@ -66,7 +66,7 @@ def test_a_span_is_a_choice_among_the_tokens_of_its_own_sequence(chance: torch.G
 
 def test_options_compete_within_their_example(chance: torch.Generator) -> None:
     logits = torch.randn(5, 1, generator=chance)
-    batch = inputs(torch.tensor([1, 2]), choices=(2, 3))
+    batch = inputs(torch.tensor([1, 2]), num_choices=(2, 3))
     wanted = sum(
         float(F.cross_entropy(rows[:, 0], torch.tensor(right)))
         for rows, right in zip(torch.split(logits, [2, 3]), (1, 2), strict=True)
@@ -74,17 +74,17 @@ def test_options_compete_within_their_example(chance: torch.Generator) -> None:
     assert float(classification.multiple_choice_ce(logits, batch).total) == pytest.approx(wanted)
 
 
-@pytest.mark.parametrize("kind", ["spans", "choices"])
+@pytest.mark.parametrize("kind", ["span_cross_entropy", "multiple_choice_ce"])
 def test_what_is_not_there_gets_no_gradient_and_breaks_none(kind: str, chance: torch.Generator) -> None:
-    logits = torch.randn(5, 2 if kind == "spans" else 1, generator=chance, requires_grad=True)
-    right = torch.tensor([[1, 1], [0, 2]]) if kind == "spans" else torch.tensor([1, 2])
-    getattr(classification, kind)(logits, inputs(right, [2, 3], choices=(2, 3))).total.backward()
+    logits = torch.randn(5, 2 if kind == "span_cross_entropy" else 1, generator=chance, requires_grad=True)
+    right = torch.tensor([[1, 1], [0, 2]]) if kind == "span_cross_entropy" else torch.tensor([1, 2])
+    getattr(classification, kind)(logits, inputs(right, [2, 3], num_choices=(2, 3))).total.backward()
     assert torch.isfinite(logits.grad).all()
     assert all(abs(float(rows.sum())) < 1e-6 for rows in torch.split(logits.grad, [2, 3]))
 
 
 def test_the_language_loss_is_the_causal_one_of_each_text(chance: torch.Generator) -> None:
-    model = build(gpt2.make_spec(spec.replace(gpt2.PRESETS["small"], width=8, heads=2, layers=1, length=8), target_vocab_size=11)).eval()
+    model = build(gpt2.make_spec(spec.replace(gpt2.PRESETS["small"], d_model=8, heads=2, layers=1, max_length=8), target_vocab_size=11)).eval()
     ids, lengths = torch.randint(0, 11, (7,), generator=chance), [3, 4]
     batch = classification.Inputs(Ragged.from_lengths(ids, lengths), None, None, torch.zeros(2))
     total, targets = classification.auxiliary_lm_loss(model, batch, model.encode(batch.source).hidden.values)

@@ -27,7 +27,7 @@ TEXTS = [
     "Attention is all you need. A query asks, keys answer, values are summed.",
     "Unbelievably long words are cut into pieces. Short ones are not.",
 ]
-OBJECTIVES = {"bert": "masked", "roberta": "masked", "gpt2": "causal", "bart": "denoise", "t5": "span"}
+OBJECTIVES = {"bert": "mlm", "roberta": "mlm", "gpt2": "clm", "bart": "denoising", "t5": "span_corruption"}
 
 
 def pieces(tokeniser: Tokenizer, before: list[int], after: list[int]) -> PackedChunks:
@@ -38,26 +38,26 @@ def pieces(tokeniser: Tokenizer, before: list[int], after: list[int]) -> PackedC
 def prepared(name: str, tokeniser: Tokenizer, body: Any, epoch: int) -> Any:
     """Framed as the family has it; a sequence-to-sequence model's end token comes with its inputs."""
     table, chance, roles = build_vocab_tables(tokeniser), CounterRNG(1, epoch), tokeniser.special_ids
-    if OBJECTIVES[name] == "masked":
+    if OBJECTIVES[name] == "mlm":
         framed = pieces(tokeniser, [roles["cls"]], [roles["sep"]])
         return mlm.make_inputs(framed, table, chance, MLMConfig(whole_word=epoch % 2 == 0))
     if name == "gpt2":
-        return clm.make_inputs(pieces(tokeniser, [], [roles["end"]]), bos_id=roles["start"])
+        return clm.make_inputs(pieces(tokeniser, [], [roles["eos"]]), bos_id=roles["bos"])
     if name == "bart":
-        return denoising.make_inputs(pieces(tokeniser, [roles["start"]], []), table, chance, model=body.spec)
+        return denoising.make_inputs(pieces(tokeniser, [roles["bos"]], []), table, chance, model=body.spec)
     return span_corruption.make_inputs(pieces(tokeniser, [], []), table, chance, model=body.spec)
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_a_tiny_model_learns_a_few_sentences_from_its_objective(name: str) -> None:
-    template = get_family(name).TEMPLATE
+    template = get_family(name).TOKENIZER_TEMPLATE
     if template.kind == "unigram":
         pytest.importorskip("sentencepiece")
     size = {"wordpiece": 90, "byte_bpe": 300, "unigram": 180}[template.kind]
     tokeniser = train_tokenizer(template.kind, TEXTS * 5, vocab_size=size, template=template)
     body = model(name, vocabulary=tokeniser.vocab_size, length=90, width=24).float()
     compat.check_objective(OBJECTIVES[name], body.spec)
-    objective = {"masked": mlm, "causal": clm, "denoise": denoising, "span": span_corruption}[OBJECTIVES[name]]
+    objective = {"mlm": mlm, "clm": clm, "denoising": denoising, "span_corruption": span_corruption}[OBJECTIVES[name]]
     optimiser = torch.optim.Adam(body.parameters(), lr=5e-3)
 
     def held_out() -> float:

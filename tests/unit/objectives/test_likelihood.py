@@ -18,10 +18,10 @@ OUTPUTS, WIDTH = 101, 12  # an odd vocabulary, which is padded
 HEADS = {
     "plain": {},
     "with a bias": {"bias": True},
-    "with an offset": {"offset": True},
-    "with both": {"bias": True, "offset": True},
-    "scaled": {"scale": 0.3},
-    "with a layer before": {"dense": "gelu", "norm": spec.Norm(), "bias": True},
+    "with an offset": {"final_logits_bias": True},
+    "with both": {"bias": True, "final_logits_bias": True},
+    "scaled": {"input_scale": 0.3},
+    "with a layer before": {"dense_activation": "gelu", "norm": spec.Norm(), "bias": True},
 }
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernel is for a GPU, and there is none")
 
@@ -81,7 +81,7 @@ def test_no_part_has_more_logits_than_asked_for(monkeypatch: pytest.MonkeyPatch)
         seen.append(logits.numel())
         return nll_and_grad(logits, *rest)
 
-    monkeypatch.setattr(chunked_cross_entropy, "turned", watched)
+    monkeypatch.setattr(chunked_cross_entropy, "nll_and_grad", watched)
     chunked_nll(head, hidden, labels, 0.0, torch.float64, max_logits=300 * 128)
     assert len(seen) == 4
     assert max(seen) <= 300 * 128

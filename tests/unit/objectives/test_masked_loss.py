@@ -72,7 +72,7 @@ def test_next_sentence_is_binary_cross_entropy_and_the_first_logit_says_that_it_
 def test_both_losses_of_one_pass_are_those_of_two() -> None:
     body, (batch,) = model("bert", head="pretraining"), batches()
     words, pairs = mlm.mlm_and_nsp_losses(body, batch)
-    said, judged = body.both(batch.source, batch.segments)
+    said, judged = body.forward_with_aux_head(batch.source, batch.segments)
     torch.testing.assert_close(
         words.total, torch.nn.functional.cross_entropy(said[batch.positions], batch.labels) * len(batch.positions)
     )

@@ -16,14 +16,14 @@ from qkv.objectives.compat import ARCHITECTURE_OF, check_objective, sample_objec
 sys.path.append(str(Path(__file__).parent))
 from bodies import model
 
-WEIGHTS = {"masked": 3.0, "causal": 1.0, "span": 0.0}
+WEIGHTS = {"mlm": 3.0, "clm": 1.0, "span_corruption": 0.0}
 
 
 def test_each_objective_comes_as_often_as_its_weight_says() -> None:
     found = Counter(sample_objective(WEIGHTS, seed=1, step=step) for step in range(8000))
-    assert found["masked"] / 8000 == pytest.approx(0.75, abs=0.015)
-    assert found["span"] == 0
-    assert set(found) == {"masked", "causal"}
+    assert found["mlm"] / 8000 == pytest.approx(0.75, abs=0.015)
+    assert found["span_corruption"] == 0
+    assert set(found) == {"mlm", "clm"}
 
 
 def test_the_choice_is_a_function_of_seed_and_step() -> None:
@@ -36,7 +36,7 @@ def test_the_choice_is_a_function_of_seed_and_step() -> None:
     assert run(2, 0, WEIGHTS) != whole
 
 
-@pytest.mark.parametrize("weights", [{}, {"masked": 0.0}, {"masked": -1.0, "causal": 3.0}])
+@pytest.mark.parametrize("weights", [{}, {"mlm": 0.0}, {"mlm": -1.0, "clm": 3.0}])
 def test_weights_that_mean_nothing_are_refused(weights: dict[str, float]) -> None:
     with pytest.raises(InputError, match="weight"):
         sample_objective(weights, seed=0, step=0)
@@ -44,7 +44,7 @@ def test_weights_that_mean_nothing_are_refused(weights: dict[str, float]) -> Non
 
 @pytest.mark.parametrize(
     ("name", "fitting"),
-    [("bert", {"masked"}), ("gpt2", {"causal"}), ("t5", {"denoise", "span"}), ("bart", {"denoise", "span"})],
+    [("bert", {"mlm"}), ("gpt2", {"clm"}), ("t5", {"denoising", "span_corruption"}), ("bart", {"denoising", "span_corruption"})],
 )
 def test_an_objective_takes_the_models_that_it_fits_and_refuses_others_in_one_line(
     name: str, fitting: set[str]
@@ -60,15 +60,15 @@ def test_an_objective_takes_the_models_that_it_fits_and_refuses_others_in_one_li
 
 def test_a_model_without_a_vocabulary_to_choose_from_is_refused() -> None:
     with pytest.raises(InputError, match="needs a head of kind 'lm'"):
-        check_objective("masked", model("bert", head="sequence").spec)
-    with pytest.raises(InputError, match="did you mean 'masked'"):
-        check_objective("maskd", model("bert").spec)
+        check_objective("mlm", model("bert", head="sequence").spec)
+    with pytest.raises(InputError, match="did you mean 'mlm'"):
+        check_objective("mml", model("bert").spec)
 
 
 def test_every_family_that_reads_text_has_an_objective() -> None:
     for name in names():
         module = get_family(name)
-        spec = module.spec(next(iter(module.SIZES.values())), **_vocabularies(module))
+        spec = module.make_spec(next(iter(module.PRESETS.values())), **_vocabularies(module))
         if spec.head is not None and spec.head.kind == "lm":
             assert any(_fits(objective, spec) for objective in ARCHITECTURE_OF), name
 
@@ -82,5 +82,5 @@ def _fits(objective: str, spec: object) -> bool:
 
 
 def _vocabularies(module: object) -> dict[str, int]:
-    wanted = inspect.signature(module.spec).parameters  # type: ignore[attr-defined]
-    return {side: 13 for side in ("source", "target") if side in wanted}
+    wanted = inspect.signature(module.make_spec).parameters  # type: ignore[attr-defined]
+    return {side: 13 for side in ("source_vocab_size", "target_vocab_size") if side in wanted}

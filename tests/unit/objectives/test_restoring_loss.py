@@ -37,8 +37,8 @@ def test_both_sides_are_closed_and_the_target_opened_as_the_model_says(
     body, pieces = model(name), text()
     options = () if how is None else (how,)
     plain = make(pieces, MARKS, CHANCE, *options)
-    found = objective.prepare(pieces, MARKS, CHANCE, *options, model=body.spec)
-    start, end = body.spec.start, body.spec.end
+    found = objective.make_inputs(pieces, MARKS, CHANCE, *options, model=body.spec)
+    start, end = body.spec.bos_id, body.spec.eos_id
     assert (start, end) == ((2, 2) if name == "bart" else (0, 1))
     sources, targets = ragged(plain.source, plain.source_lengths), ragged(plain.target, plain.target_lengths)
     assert [x.tolist() for x in found.source.sequences()] == [[*ids, end] for ids in sources]
@@ -50,7 +50,7 @@ def test_both_sides_are_closed_and_the_target_opened_as_the_model_says(
 def test_the_loss_is_the_sum_of_negative_log_probabilities(name: str, objective: Any, make: Any, how: Any) -> None:
     del make, how
     body = model(name)
-    batch = objective.prepare(text(), MARKS, CHANCE, model=body.spec)
+    batch = objective.make_inputs(text(), MARKS, CHANCE, model=body.spec)
     said = torch.log_softmax(body(batch.source, batch.target), -1)
     total, targets = objective.loss(body, batch)
     assert targets == len(batch.labels)
@@ -61,6 +61,6 @@ def test_the_loss_is_the_sum_of_negative_log_probabilities(name: str, objective:
 def test_the_gradient_does_not_depend_on_how_a_batch_is_cut(name: str, objective: Any, make: Any, how: Any) -> None:
     del make, how
     body, pieces = model(name), text()
-    whole = [objective.prepare(pieces, MARKS, CHANCE, model=body.spec)]
-    parts = [objective.prepare(part, MARKS, CHANCE, model=body.spec) for part in halves(pieces)]
+    whole = [objective.make_inputs(pieces, MARKS, CHANCE, model=body.spec)]
+    parts = [objective.make_inputs(part, MARKS, CHANCE, model=body.spec) for part in halves(pieces)]
     assert same(gradients(body, whole, losses), gradients(body, parts, losses))

@@ -11,7 +11,7 @@ import torch
 from qkv.data.batching import EncodedPairs
 from qkv.objectives.seq2seq import loss, make_inputs
 
-sys.path.append(str(Path(__file__).parents[1] / "decode"))
+sys.path.append(str(Path(__file__).parents[1] / "generation"))
 from writers import tiny
 
 PAIRS = EncodedPairs([[5, 6, 7], [8]], [[4], [9, 10, 4]])

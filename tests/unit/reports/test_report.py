@@ -36,7 +36,7 @@ def judged(said: str, right: str, confidence: float | None = 0.9, text: str = "a
 
 def classified(*examples: ScoredExample, **options: Any) -> Report:
     metrics = [Accuracy(), F1(LABELS), MatthewsCorrelation(LABELS)]
-    return build_report("classify", examples, metrics, LABELS, "accuracy", **{"resamples": 50, **options})
+    return build_report("text_classification", examples, metrics, LABELS, "accuracy", **{"resamples": 50, **options})
 
 
 class _Tags(HTMLParser):
@@ -72,8 +72,8 @@ class _Tags(HTMLParser):
 
 def test_the_deciding_figure_comes_first_and_lies_in_its_interval() -> None:
     examples = [judged("cat", "cat"), judged("cat", "dog"), judged("dog", "dog"), judged("dog", "dog")] * 5
-    found = build_report("classify", examples, [Accuracy(), MatthewsCorrelation(LABELS)], LABELS, "matthews", resamples=200)
-    assert list(found.metrics) == ["matthews", "accuracy"]
+    found = build_report("text_classification", examples, [Accuracy(), MatthewsCorrelation(LABELS)], LABELS, "matthews_correlation", resamples=200)
+    assert list(found.metrics) == ["matthews_correlation", "accuracy"]
     assert found.metrics["accuracy"].value == 0.75
     for figure in found.metrics.values():
         assert figure.ci_low is not None
@@ -83,7 +83,7 @@ def test_the_deciding_figure_comes_first_and_lies_in_its_interval() -> None:
 
 def test_a_deciding_figure_that_no_metric_has_is_named() -> None:
     with pytest.raises(InputError, match="'acuracy'; did you mean 'accuracy'"):
-        build_report("classify", [judged("cat", "cat")], [Accuracy()], LABELS, "acuracy", resamples=0)
+        build_report("text_classification", [judged("cat", "cat")], [Accuracy()], LABELS, "acuracy", resamples=0)
 
 
 def test_the_surest_mistake_comes_first() -> None:
@@ -96,7 +96,7 @@ def test_the_surest_mistake_comes_first() -> None:
 def test_of_numbers_the_farthest_comes_first() -> None:
     pairs = [(1.0, 1.5), (2.0, 5.0), (3.0, 3.0), (4.0, 4.25)]
     examples = [ScoredExample(TextExample("t", f"file:{right}", label=right), said, right) for said, right in pairs]
-    found = build_report("rate", examples, [Pearson()], (), "pearson", resamples=0)
+    found = build_report("regression", examples, [Pearson()], (), "pearson", resamples=0)
     assert [one.location for one in found.worst_examples] == ["file:5.0", "file:1.5", "file:4.25"]
 
 
@@ -139,7 +139,7 @@ def test_of_many_classes_those_without_mistakes_are_left_out() -> None:
 
 
 def test_examples_without_labels_are_counted_and_nothing_is_scored() -> None:
-    found = classified(unlabelled=3)
+    found = classified(num_unlabeled=3)
     assert (found.num_examples, found.num_unlabeled, found.metrics) == (0, 3, {})
     assert "3 further examples have no label" in render_html(found)
 
@@ -162,7 +162,7 @@ def test_overlapping_spans_are_marked_apart_and_the_text_stays_whole() -> None:
     shown = make_case(ScoredExample(question, "in Paris, France", ("Paris",), 0.5, (6, 22)))
     assert "".join(piece.text for piece in shown.lines[1]) == question.context
     marks = [(piece.text, piece.kind) for piece in shown.lines[1] if piece.kind]
-    assert marks == [("in ", "wrong"), ("Paris", "right"), (", France", "wrong")]
+    assert marks == [("in ", "wrong"), ("Paris", "correct"), (", France", "wrong")]
 
 
 def test_tags_are_marked_word_by_word_and_the_text_stays_whole() -> None:
@@ -170,7 +170,7 @@ def test_tags_are_marked_word_by_word_and_the_text_stays_whole() -> None:
     shown = make_case(ScoredExample(example, ("B", "B", "O", "O"), example.tags, 0.5))
     assert "".join(piece.text for piece in shown.lines[0]) == example.text
     marks = {piece.text: (piece.kind, piece.note) for piece in shown.lines[0] if piece.kind}
-    assert marks == {"Bob": ("right", "B"), "saw": ("wrong", "B, not O"), "Ann": ("missed", "O, not B")}
+    assert marks == {"Bob": ("correct", "B"), "saw": ("wrong", "B, not O"), "Ann": ("missed", "O, not B")}
 
 
 def test_the_option_that_was_chosen_and_the_right_one_are_marked() -> None:
@@ -187,7 +187,7 @@ def nasty() -> Report:
 
     found = classified(judged("cat", "<b>emu</b>", text=NASTY), judged("dog", "dog"))
     curve = {"loss": [(10, 2.0), (20, 1.5)], "accuracy": [(20, 0.5)]}
-    return replace(found, run=NASTY, data=NASTY, recipe=f"name: {NASTY}", notes=(NASTY,), curves=curve)
+    return replace(found, run=NASTY, data=NASTY, recipe=f"name: {NASTY}", notes=(NASTY,), learning_curves=curve)
 
 
 def test_nothing_in_the_data_becomes_a_part_of_the_page() -> None:
@@ -252,30 +252,30 @@ def test_curves_come_from_the_log_whatever_a_kill_left_of_it(tmp_path: Path) -> 
 
 def test_json_has_no_word_for_not_a_number() -> None:
     examples = [ScoredExample(TextExample("t", "f:1", label=1.0), 1.0, 1.0)] * 3
-    found = build_report("rate", examples, [Pearson()], (), "pearson", resamples=10)
+    found = build_report("regression", examples, [Pearson()], (), "pearson", resamples=10)
     told = json.loads(json.dumps(to_dict(found), allow_nan=False))
-    assert told["figures"]["pearson"] == {"value": None, "low": None, "high": None}
+    assert told["metrics"]["pearson"] == {"value": None, "ci_low": None, "ci_high": None}
     assert "undefined" in render_html(found)
 
 
 def test_json_has_all_of_it() -> None:
     told = to_dict(nasty())
-    assert told["worst"][0]["lines"][0][0]["text"] == NASTY[:1200]
-    assert told["confusions"] == [{"right": "<b>emu</b>", "predicted": "cat", "count": 1}]
-    assert told["curves"]["loss"] == [[10, 2.0], [20, 1.5]]
+    assert told["worst_examples"][0]["lines"][0][0]["text"] == NASTY[:1200]
+    assert told["confusions"] == [{"gold": "<b>emu</b>", "predicted": "cat", "count": 1}]
+    assert told["learning_curves"]["loss"] == [[10, 2.0], [20, 1.5]]
 
 
 @pytest.mark.parametrize(
     ("names", "kept"),
     [
         (
-            "accuracy f1_macro precision_macro recall_macro f1_micro recall_micro f1_weighted matthews",
-            "accuracy f1_macro matthews",
+            "accuracy f1_macro precision_macro recall_macro f1_micro recall_micro f1_weighted matthews_correlation",
+            "accuracy f1_macro matthews_correlation",
         ),
         ("f1_micro precision_micro recall_micro f1_macro recall_macro accuracy",
          "f1_micro precision_micro recall_micro accuracy"),
-        ("recall_macro accuracy f1_macro f1_micro matthews", "recall_macro accuracy f1_macro matthews"),
-        ("per wer", "per wer"),
+        ("recall_macro accuracy f1_macro f1_micro matthews_correlation", "recall_macro accuracy f1_macro matthews_correlation"),
+        ("token_error_rate sequence_error_rate", "token_error_rate sequence_error_rate"),
     ],
 )  # fmt: skip
 def test_a_person_sees_one_average_of_each_figure_first(names: str, kept: str) -> None:

@@ -32,26 +32,26 @@ LENGTH = 48
 
 @cache
 def tokeniser(family: str = "bert") -> Tokenizer:
-    template = FAMILIES[family].TEMPLATE
+    template = FAMILIES[family].TOKENIZER_TEMPLATE
     lines = [" ".join(WORDS[i:] + WORDS[:i]) for i in range(len(WORDS))]
     return train_tokenizer(template.kind, lines, vocab_size=SIZES[family], template=template)
 
 
-SMALL = {"width": 32, "heads": 2, "layers": 1, "hidden": 64, "key": 16, "dropout": 0.0}  # by a field's end
+SMALL = {"d_model": 32, "heads": 2, "layers": 1, "d_ff": 64, "d_kv": 16, "dropout": 0.0}  # by a field's end
 
 
 def model(task: Any, labels: Sequence[str], length: int = LENGTH, family: str = "bert") -> ModelBundle:
     """A tiny model under the head of a task."""
     torch.manual_seed(2)
-    if task.name == "picture":
+    if task.name == "image_classification":
         return looking(task, labels)
     made_by, tokens = FAMILIES[family], tokeniser(family)
-    names = [one.name for one in fields(made_by.Shape)]
-    small = {name: size for name in names for end, size in SMALL.items() if name.split("_")[-1] == end}
-    shape = made_by.Shape(**small | {name: length for name in names if name == "length"})
-    wanted = inspect.signature(made_by.spec).parameters
-    sizes = {name: tokens.vocab_size for name in ("source", "target", "vocabulary") if name in wanted}
-    made = build(made_by.spec(shape, head=task.kind, labels=tuple(labels), **sizes))
+    names = [one.name for one in fields(made_by.Config)]
+    small = {name: size for name in names for end, size in SMALL.items() if f"_{name}".endswith(f"_{end}")}
+    shape = made_by.Config(**small | {name: length for name in names if name == "max_length"})
+    wanted = inspect.signature(made_by.make_spec).parameters
+    sizes = {name: tokens.vocab_size for name in ("source_vocab_size", "target_vocab_size") if name in wanted}
+    made = build(made_by.make_spec(shape, head=task.head_kind, labels=tuple(labels), **sizes))
     apply_head_overrides(task, made)
     return ModelBundle(made.eval(), tokens, tokens)
 
@@ -59,38 +59,38 @@ def model(task: Any, labels: Sequence[str], length: int = LENGTH, family: str = 
 def looking(task: Any, labels: Sequence[str]) -> ModelBundle:
     """The same of a model that looks at pictures."""
     shape = vit.Config(d_model=32, heads=2, layers=1, d_ff=64, image_size=8, patch_size=4, num_channels=1)
-    made = build(vit.make_spec(shape, head=task.kind, labels=tuple(labels)))
+    made = build(vit.make_spec(shape, head=task.head_kind, labels=tuple(labels)))
     apply_head_overrides(task, made)
-    return ModelBundle(made.eval(), image_processor=task.images(made.spec.source_embedding, None))
+    return ModelBundle(made.eval(), image_processor=task.make_image_processor(made.spec.source_embedding, None))
 
 
-def learn(task: Any, loaded: ModelBundle, examples: Sequence[Any], steps: int, rate: float = 3e-3) -> None:
+def learn(task: Any, bundle: ModelBundle, examples: Sequence[Any], steps: int, rate: float = 3e-3) -> None:
     """All examples in one batch, over and over."""
-    head = loaded.model.spec.head
-    asked = task.ask(examples, input_processor(task, loaded), head.labels, loaded.model.spec.source_embedding.max_length)
-    batch = task.prepare(asked, has_token_types(loaded.model.spec))
-    optimiser = torch.optim.AdamW(loaded.model.parameters(), rate)
-    loaded.model.train()
+    head = bundle.model.spec.head
+    asked = task.featurize(examples, input_processor(task, bundle), head.labels, bundle.model.spec.source_embedding.max_length)
+    batch = task.collate(asked, has_token_types(bundle.model.spec))
+    optimiser = torch.optim.AdamW(bundle.model.parameters(), rate)
+    bundle.model.train()
     for _ in range(steps):
-        total, targets = task.loss(head_logits(loaded.model, batch), batch)
+        total, targets = task.loss(head_logits(bundle.model, batch), batch)
         optimiser.zero_grad()
         (total / targets).backward()
         optimiser.step()
-    loaded.model.eval()
+    bundle.model.eval()
 
 
 def perfect(task: Any, one: Features, outputs: int) -> Tensor:
     """Logits that say what an example's labels say."""
-    if task.name == "rate":
+    if task.name == "regression":
         return torch.tensor([one.labels])
-    if task.name == "label":
+    if task.name == "multi_label":
         return torch.tensor([one.labels]) * 20 - 10
-    if task.kind == "span":
+    if task.head_kind == "span":
         logits = torch.zeros(one.length, 2)
         for side, place in enumerate(one.labels):
             logits[int(place), side] = 9.0
         return logits
-    if task.kind == "choice":
+    if task.head_kind == "choice":
         return torch.nn.functional.one_hot(torch.tensor(int(one.labels[0])), len(one.input_ids))[:, None] * 9.0
     return torch.nn.functional.one_hot(torch.tensor([int(x) for x in one.labels]), outputs) * 9.0
 
@@ -98,9 +98,9 @@ def perfect(task: Any, one: Features, outputs: int) -> Tensor:
 def told(task: Any, examples: Sequence[Any], labels: Sequence[str], longest: int, tokens: Tokenizer) -> list[Any]:
     """Predictions from perfect logits."""
     parts: list[list[tuple[Features, Tensor]]] = [[] for _ in examples]
-    for one in task.ask(examples, tokens, labels, longest):
-        parts[one.example].append((one, perfect(task, one, len(labels))))
-    return [task.read(found, example, labels) for found, example in zip(parts, examples, strict=True)]
+    for one in task.featurize(examples, tokens, labels, longest):
+        parts[one.example_index].append((one, perfect(task, one, len(labels))))
+    return [task.postprocess(found, example, labels) for found, example in zip(parts, examples, strict=True)]
 
 
 # ---- examples -------------------------------------------------------------------------------------------------------
@@ -172,22 +172,22 @@ class Case:
 SPANS = [Span(0, len(words_of(i, 6)[0])) for i in range(8)]
 SEVERAL: list[tuple[str, ...]] = [(), ("a",), ("b",), ("a", "b"), ("c",), ("a", "c"), (), ("a", "b", "c")]
 CASES = {
-    "classify": Case("classify", [labelled(i, "xyz"[i % 3]) for i in range(8)]),
-    "classify marked": Case(
-        "classify",
+    "text_classification": Case("text_classification", [labelled(i, "xyz"[i % 3]) for i in range(8)]),
+    "text_classification marked": Case(
+        "text_classification",
         [TextExample(sentence(i), f"l:{i}", None, "xy"[i % 2], (SPANS[i],)) for i in range(8)],
-        {"mark": True, "positive": "x"},
+        {"mark_spans": True, "positive_label": "x"},
     ),
-    "rate": Case("rate", [labelled(i, 0.6 * i) for i in range(8)], steps=150),
-    "label": Case("label", [labelled(i, SEVERAL[i]) for i in range(8)], {"threshold": 0.4}, steps=100),
-    "tag": Case("tag", [tagged(i) for i in range(8)]),
-    "tag all": Case("tag", [tagged(i) for i in range(8)], {"word": "all"}),
-    "tag mean": Case("tag", [tagged(i) for i in range(8)], {"word": "mean"}),
-    "tag parts of speech": Case("tag", [tagged(i, chunks=False) for i in range(8)]),
-    "tag windows": Case("tag", [tagged(i, 38) for i in range(8)], {"stride": 5, "word": "mean"}),
-    "answer": Case("answer", [question(i) for i in range(8)], steps=120),
-    "answer or none": Case("answer", [question(i, answerable=i % 4 != 3) for i in range(8)], steps=120),
-    "answer windows": Case("answer", [question(i, 38) for i in range(8)], {"stride": 10}, steps=120),
-    "choose": Case("choose", [choice(i) for i in range(8)], steps=100),
-    "picture": Case("picture", [pictured(i) for i in range(8)], {"flip": True, "mean": 0.4}),
+    "regression": Case("regression", [labelled(i, 0.6 * i) for i in range(8)], steps=150),
+    "multi_label": Case("multi_label", [labelled(i, SEVERAL[i]) for i in range(8)], {"threshold": 0.4}, steps=100),
+    "token_classification": Case("token_classification", [tagged(i) for i in range(8)]),
+    "token_classification all": Case("token_classification", [tagged(i) for i in range(8)], {"subword_pooling": "all"}),
+    "token_classification mean": Case("token_classification", [tagged(i) for i in range(8)], {"subword_pooling": "mean"}),
+    "token_classification parts of speech": Case("token_classification", [tagged(i, chunks=False) for i in range(8)]),
+    "token_classification windows": Case("token_classification", [tagged(i, 38) for i in range(8)], {"window_stride": 5, "subword_pooling": "mean"}),
+    "question_answering": Case("question_answering", [question(i) for i in range(8)], steps=120),
+    "question_answering or none": Case("question_answering", [question(i, answerable=i % 4 != 3) for i in range(8)], steps=120),
+    "question_answering windows": Case("question_answering", [question(i, 38) for i in range(8)], {"doc_stride": 10}, steps=120),
+    "multiple_choice": Case("multiple_choice", [choice(i) for i in range(8)], steps=100),
+    "image_classification": Case("image_classification", [pictured(i) for i in range(8)], {"horizontal_flip": True, "mean": 0.4}),
 }

@@ -16,7 +16,7 @@ from qkv.errors import InputError
 from qkv.tasks.base import Features, compute_metrics, predict
 from qkv.tasks.question_answering import AnswerSpan, QAPrediction, QuestionAnswering, best_null_threshold
 
-sys.path.append(str(Path(__file__).parents[1] / "weights"))
+sys.path.append(str(Path(__file__).parents[1] / "checkpoints"))
 from checkpoints import checkpoint
 
 CONTEXT = "The  CAT sat unhappyly, on the mat"
@@ -73,15 +73,15 @@ def test_windows_cover_the_text_and_hold_the_question(stride: int, words: qkv.Mo
     assert all(one.length <= 16 and not one.truncated for one in asked)
     assert all(words.source_tokenizer.ids_to_display(one.input_ids[0])[:4] == ["[CLS]", "a", "dog", "[SEP]"] for one in asked)
     assert all(words.source_tokenizer.ids_to_display(one.input_ids[0])[-1] == "[SEP]" for one in asked)
-    begins = [one.metadata.begins[0] for one in asked]
+    begins = [one.metadata.token_starts[0] for one in asked]
     assert begins == sorted(set(begins))
     assert begins[0] == 0
-    assert asked[-1].metadata.ends[-1] == len(LONG)
+    assert asked[-1].metadata.token_ends[-1] == len(LONG)
     for before, after in pairwise(asked):  # the next begins within the one before
-        assert after.metadata.begins[0] in before.metadata.begins
-        assert len(after.metadata.begins) <= len(before.metadata.begins)
-        shared = len([b for b in before.metadata.begins if b >= after.metadata.begins[0]])
-        assert shared == len(before.metadata.begins) - min(stride, 5)
+        assert after.metadata.token_starts[0] in before.metadata.token_starts
+        assert len(after.metadata.token_starts) <= len(before.metadata.token_starts)
+        shared = len([b for b in before.metadata.token_starts if b >= after.metadata.token_starts[0]])
+        assert shared == len(before.metadata.token_starts) - min(stride, 5)
 
 
 def test_only_windows_that_hold_the_whole_answer_learn_it(words: qkv.ModelBundle) -> None:
@@ -89,11 +89,11 @@ def test_only_windows_that_hold_the_whole_answer_learn_it(words: qkv.ModelBundle
     asked = QuestionAnswering(doc_stride=3).featurize([question(LONG, (answer,))], words.source_tokenizer, (), 16)
     held = 0
     for one in asked:
-        begin, end = one.metadata.begins[0], one.metadata.ends[-1]
+        begin, end = one.metadata.token_starts[0], one.metadata.token_ends[-1]
         if begin <= answer.start and answer.start + len(answer.text) <= end:
             held += 1
-            first, last = (int(x) - one.metadata.first for x in one.labels)
-            assert LONG[one.metadata.begins[first] : one.metadata.ends[last]] == answer.text
+            first, last = (int(x) - one.metadata.first_token for x in one.labels)
+            assert LONG[one.metadata.token_starts[first] : one.metadata.token_ends[last]] == answer.text
         else:
             assert one.labels == (0.0, 0.0)
     assert 0 < held < len(asked)
@@ -117,7 +117,7 @@ def test_stretches_of_all_windows_compete(words: qkv.ModelBundle) -> None:
     assert [one.score for one in found.n_best] == sorted((one.score for one in found.n_best), reverse=True)
     last = windows[-1].metadata
     index = (len(windows) - 1) % 2
-    assert (found.n_best[0].start, found.n_best[0].end) == (last.begins[index], last.ends[1])
+    assert (found.n_best[0].start, found.n_best[0].end) == (last.token_starts[index], last.token_ends[1])
     assert len({(one.start, one.end) for one in found.n_best}) == 5
 
 
@@ -152,7 +152,7 @@ def test_a_candidate_is_chosen_where_there_are_some(words: qkv.ModelBundle) -> N
     (one,) = task.featurize([asked], words.source_tokenizer, (), 32)
     found = task.postprocess([saying(one, (6, 8, 9.0), (5, 5, 1.0))], asked, ())
     assert [stretch.text for stretch in found.n_best] == ["CAT", "mat"]
-    assert compute_metrics(task, [found], [asked], ())["exact"] == 0.0
+    assert compute_metrics(task, [found], [asked], ())["exact_match"] == 0.0
 
 
 @pytest.mark.parametrize("unanswerable", [False, True])
@@ -161,9 +161,9 @@ def test_the_figures_are_those_of_the_version_that_the_questions_are_of(unanswer
     right = AnswerSpan("cat", 5, 8, 4.0)
     found = [QAPrediction((right,), -1.0), QAPrediction((right,), 1.0)]
     figures = compute_metrics(QuestionAnswering(), found, examples, ())
-    assert figures["exact"] == (100.0 if unanswerable else 50.0)
-    assert ("exact_unanswerable" in figures) == unanswerable
-    assert compute_metrics(QuestionAnswering(null_score_diff_threshold=-2.0), found, examples, ())["exact"] == (50.0 if unanswerable else 0.0)
+    assert figures["exact_match"] == (100.0 if unanswerable else 50.0)
+    assert ("exact_match_unanswerable" in figures) == unanswerable
+    assert compute_metrics(QuestionAnswering(null_score_diff_threshold=-2.0), found, examples, ())["exact_match"] == (50.0 if unanswerable else 0.0)
 
 
 def test_the_best_threshold_is_found_on_scored_questions() -> None:
@@ -180,7 +180,7 @@ def test_the_best_threshold_is_found_on_scored_questions() -> None:
 def test_a_long_question_is_cut_so_that_half_is_left_to_the_text(words: qkv.ModelBundle) -> None:
     asked = QuestionAnswering().featurize([question(LONG, asked="the dog " * 40)], words.source_tokenizer, (), 16)
     assert all(one.truncated and one.length <= 16 for one in asked)
-    assert min(len(one.metadata.begins) for one in asked[:-1]) == 8
+    assert min(len(one.metadata.token_starts) for one in asked[:-1]) == 8
 
 
 def test_a_space_in_a_token_is_no_part_of_the_answer() -> None:
@@ -218,14 +218,14 @@ def test_an_answer_without_any_token_is_not_in_the_text(words: qkv.ModelBundle) 
 def test_a_model_answers_in_the_order_of_the_questions(words: qkv.ModelBundle) -> None:
     asked = [question(LONG), question("the mat"), question(CONTEXT)]
     found = predict(QuestionAnswering(doc_stride=4), words, asked)
-    assert [one.context[f.best[0].begin : f.best[0].end] for one, f in zip(asked, found, strict=True)] == [
-        f.best[0].text for f in found
+    assert [one.context[f.n_best[0].start : f.n_best[0].end] for one, f in zip(asked, found, strict=True)] == [
+        f.n_best[0].text for f in found
     ]
     again = predict(QuestionAnswering(doc_stride=4), words, asked[::-1], max_tokens=1)[::-1]
     assert [one.text for one in found] == [one.text for one in again]
 
 
-@pytest.mark.parametrize("name", ["stride", "longest", "best"])
+@pytest.mark.parametrize("name", ["doc_stride", "max_answer_length", "n_best_size"])
 def test_settings_that_mean_nothing_are_refused(name: str) -> None:
     with pytest.raises(InputError, match=rf"task\.{name}: at least 1, not 0"):
         QuestionAnswering(**{name: 0})

@@ -23,7 +23,7 @@ from qkv.objectives.classification import head_logits
 from qkv.tasks.base import compute_metrics, predict, predict_logits
 from qkv.tasks.token_classification import TokenClassification, make_windows, tags_to_spans
 
-sys.path.append(str(Path(__file__).parents[1] / "weights"))
+sys.path.append(str(Path(__file__).parents[1] / "checkpoints"))
 from checkpoints import checkpoint
 
 LABELS = ("B-X", "I-X", "O")
@@ -77,11 +77,11 @@ def test_the_mean_of_a_words_pieces_is_judged(words: qkv.ModelBundle) -> None:
 @pytest.mark.parametrize("word", ["first", "mean"])
 def test_a_saved_tagger_predicts_as_it_was_trained(word: str, tmp_path: Path) -> None:
     task, example = TokenClassification(subword_pooling=word), replace(tagged(3), tags=None)
-    loaded = model(task, LABELS)
-    qkv.save(loaded, tmp_path / "run")
+    bundle = model(task, LABELS)
+    qkv.save(bundle, tmp_path / "run")
     ((found,),) = qkv.predict(qkv.load(tmp_path / "run"), [example.text])
-    ((_, logits),) = predict_logits(task, loaded, [example])[0]
-    assert tuple(part.label for part in found.spans) == predict(task, loaded, [example])[0]
+    ((_, logits),) = predict_logits(task, bundle, [example])[0]
+    assert tuple(part.label for part in found.spans) == predict(task, bundle, [example])[0]
     scores = torch.log_softmax(logits, -1).amax(-1).tolist()
     assert [part.score for part in found.spans] == pytest.approx(scores, abs=1e-5)
 
@@ -109,18 +109,18 @@ def test_a_long_sentence_is_read_in_windows(words: qkv.ModelBundle) -> None:
     assert len(asked) > 3
     assert all(len(one.input_ids[0]) <= 12 and not one.truncated for one in asked)
     assert all(one.input_ids[0][0] == 2 and one.input_ids[0][-1] == 3 for one in asked)  # [CLS] … [SEP]
-    found = [word for one in asked for word in one.metadata.words]
+    found = [word for one in asked for word in one.metadata.logit_word_ids]
     assert sorted(found) == list(range(30))
     for one in asked:
         tokens = words.source_tokenizer.ids_to_display([one.input_ids[0][place] for place in one.label_positions])
-        assert tokens == [long.words[word] for word in one.metadata.words]
+        assert tokens == [long.words[word] for word in one.metadata.logit_word_ids]
 
 
 def test_a_word_without_any_token_is_outside(words: qkv.ModelBundle) -> None:
     odd = sentence("the", "\u200d", "cat", tags=("O", "O", "B-X"))
     task = TokenClassification()
     (one,) = task.featurize([odd], words.source_tokenizer, LABELS, 16)
-    assert one.metadata.words == (0, 2)
+    assert one.metadata.logit_word_ids == (0, 2)
     assert task.postprocess([(one, torch.eye(3)[:2])], odd, LABELS) == ("B-X", "O", "I-X")
     alone = sentence("\u200d", tags=("O",))
     assert task.featurize([alone], words.source_tokenizer, LABELS, 16) == []
@@ -151,7 +151,7 @@ def test_truncation_is_said_and_what_is_behind_it_counts_as_outside(words: qkv.M
 def test_a_word_of_more_tokens_than_the_model_takes_is_read_in_part(words: qkv.ModelBundle) -> None:
     huge = sentence("un" + "happy" * 10, "cat", tags=("O", "O"))
     asked = TokenClassification().featurize([huge], words.source_tokenizer, LABELS, 9)
-    assert [one.metadata.words for one in asked] == [(0,), (1,)]
+    assert [one.metadata.logit_word_ids for one in asked] == [(0,), (1,)]
     assert max(one.length for one in asked) == 9
 
 
@@ -199,7 +199,7 @@ def test_texts_without_any_span_are_nothing_to_tag() -> None:
         TokenClassification().labels([TextExample("a cat", "x", label="y")])
 
 
-@pytest.mark.parametrize("setting", [{"word": "last"}, {"stride": 0}, {"scheme": "iob"}, {"too_long": "drop"}])
+@pytest.mark.parametrize("setting", [{"subword_pooling": "last"}, {"window_stride": 0}, {"scheme": "iob"}, {"on_too_long": "drop"}])
 def test_settings_that_mean_nothing_are_refused(setting: dict[str, object]) -> None:
     with pytest.raises(InputError, match=rf"task\.{next(iter(setting))}"):
         TokenClassification(**setting)
@@ -209,5 +209,5 @@ def test_windows_and_one_reading_learn_the_same_words() -> None:
     long = tagged(1, 30)
     for longest in (512, 24):
         asked = TokenClassification().featurize([long], tokeniser(), TokenClassification().labels([long]), longest)
-        found = {word: label for one in asked for word, label in zip(one.metadata.words, one.labels, strict=True)}
+        found = {word: label for one in asked for word, label in zip(one.metadata.logit_word_ids, one.labels, strict=True)}
         assert [TokenClassification().labels([long])[int(found[word])] for word in range(30)] == list(long.tags)

@@ -1,6 +1,6 @@
 """Tokenisers of checkpoint folders: the template, the roles, what is refused, and what comes back from a file.
 
-That the ids are transformers' own is in tests/parity/test_parity_tokeniser.py.
+That the ids are transformers' own is in tests/parity/test_parity_tokenizer.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from tokeniser_folders import BERT, bert, bpe, field, must_refuse, pieces, put, read, spm, varint
+from tokenizer_folders import BERT, bert, bpe, field, must_refuse, pieces, put, read, spm, varint
 from tokenizers import Tokenizer as HFTokenizer
 from tokenizers import models, pre_tokenizers
 
@@ -79,11 +79,11 @@ def test_one_of_ours_adds_nothing_and_takes_words_too() -> None:
     assert tokeniser.encode_plus("the</s>", parse_special_tokens=True).ids == [*tokeniser.encode("the"), tokeniser.eos_id]
 
 
-@pytest.mark.parametrize("use", ["frame", "frame_batch", "frame_words"])
+@pytest.mark.parametrize("use", ["encode_plus", "encode_plus_batch", "encode_pretokenized"])
 def test_a_lone_surrogate_is_refused_before_it_is_framed(use: str, tmp_path: Path) -> None:
     tokeniser = read(bert(tmp_path))
     with pytest.raises(InputError, match="character 2"):
-        getattr(tokeniser, use)("a\ud800" if use == "frame" else ["a\ud800"])
+        getattr(tokeniser, use)("a\ud800" if use == "encode_plus" else ["a\ud800"])
 
 
 ROBERTA, GPT2 = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"], ["<|endoftext|>"]
@@ -131,7 +131,7 @@ def test_a_tokenizer_json_alone_is_read_whoever_wrote_it(name: str, tmp_path: Pa
     found = load_tokenizer(tmp_path / "in" / name, families.tokenizer_templates())
     assert (found.special_ids, found.is_native) == (foreign.special_ids, False)
     assert found.encode_plus("the <mask>", parse_special_tokens=True) == foreign.encode_plus("the <mask>", parse_special_tokens=True)
-    train_tokenizer("symbol", ["a b"]).save(tmp_path / "ours" / name)
+    train_tokenizer("whitespace", ["a b"]).save(tmp_path / "ours" / name)
     assert load_tokenizer(tmp_path / "ours" / name, families.tokenizer_templates()).is_native
 
 
@@ -196,7 +196,7 @@ def test_a_foreign_tokeniser_comes_back_whole_from_one_file_and_from_a_pickle(ma
     for copy in (Tokenizer.load(tmp_path / "kept.json"), pickle.loads(pickle.dumps(tokeniser))):
         assert (copy.special_ids, copy.files, copy.is_native) == (tokeniser.special_ids, tokeniser.files, False)
         assert copy.encode_plus("the [MASK] </s>", "the") == tokeniser.encode_plus("the [MASK] </s>", "the")
-        assert copy.encode_plus("the [MASK] </s>", special=True) == tokeniser.encode_plus("the [MASK] </s>", parse_special_tokens=True)
+        assert copy.encode_plus("the [MASK] </s>", parse_special_tokens=True) == tokeniser.encode_plus("the [MASK] </s>", parse_special_tokens=True)
 
 
 @pytest.mark.parametrize(
@@ -206,6 +206,16 @@ def test_a_damaged_file_of_a_foreign_tokeniser_is_named(damage: str, tmp_path: P
     (tmp_path / "kept.json").write_text(damage, encoding="utf-8")
     with pytest.raises(InputError, match=re.escape(str(tmp_path / "kept.json"))):
         Tokenizer.load(tmp_path / "kept.json")
+
+
+def test_a_file_with_the_roles_of_an_older_qkv_is_refused_in_one_line(tmp_path: Path) -> None:
+    read(bpe(tmp_path, ROBERTA)).save(tmp_path / "kept.json")
+    written = json.loads((tmp_path / "kept.json").read_text(encoding="utf-8"))
+    written["qkv"]["roles"]["start"] = written["qkv"]["roles"].pop("bos")
+    (tmp_path / "kept.json").write_text(json.dumps(written), encoding="utf-8")
+    with pytest.raises(InputError, match=r"kept.json: special-token role 'start' is unknown; .*again") as problem:
+        Tokenizer.load(tmp_path / "kept.json")
+    assert "\n" not in str(problem.value)
 
 
 def test_what_came_is_written_back_with_a_tokenizer_json_beside_it(tmp_path: Path) -> None:
@@ -226,14 +236,14 @@ def test_a_files_own_padding_and_cutting_are_kept_but_never_done(tmp_path: Path)
     tokenizer.enable_padding(length=8)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     tokeniser = pickle.loads(pickle.dumps(read(tmp_path)))
-    assert [len(tokeniser.frame(text).ids) for text in ("the", "the " * 9)] == [3, 11]
+    assert [len(tokeniser.encode_plus(text).ids) for text in ("the", "the " * 9)] == [3, 11]
     save_tokenizers(tmp_path / "out", tokeniser, tokeniser)
     again = HFTokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
     assert (again.truncation, again.padding) == (tokenizer.truncation, tokenizer.padding)
 
 
 def test_two_different_tokenisers_do_not_fit_one_folder(tmp_path: Path) -> None:
-    one, other = (train_tokenizer("symbol", [line]) for line in ("a b", "c d"))
+    one, other = (train_tokenizer("whitespace", [line]) for line in ("a b", "c d"))
     with pytest.raises(InputError, match="source and target differ"):
         save_tokenizers(tmp_path / "out", one, other)
     assert not (tmp_path / "out").exists()

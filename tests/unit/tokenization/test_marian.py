@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tokeniser_folders import must_refuse, put
+from tokenizer_folders import must_refuse, put
 
 from qkv import families
 from qkv.tokenization.hf import load_tokenizers

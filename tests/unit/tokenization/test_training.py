@@ -1,6 +1,6 @@
 """Vocabularies of families, learned: their special tokens and ids, order does not matter, what is refused.
 
-That transformers gives the same ids is in tests/parity/test_parity_tokeniser.py.
+That transformers gives the same ids is in tests/parity/test_parity_tokenizer.py.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def corpus() -> list[str]:
 
 
 def for_family(name: str, lines: list[str] | None = None, **options: object) -> Tokenizer:
-    template: Template = families.get_family(name).TEMPLATE
+    template: Template = families.get_family(name).TOKENIZER_TEMPLATE
     size = SIZES[template.kind]
-    return train_tokenizer(template.kind, lines or corpus(), **{"size": size, "template": template, **options})
+    return train_tokenizer(template.kind, lines or corpus(), **{"vocab_size": size, "template": template, **options})
 
 
 def names(tokeniser: Tokenizer, *ids: int) -> list[str | None]:
@@ -61,9 +61,9 @@ def test_special_tokens_have_the_ids_that_the_family_has() -> None:
 def test_roles_are_the_familys() -> None:
     assert for_family("bert").special_ids == {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
     roberta_roles = for_family("roberta").special_ids
-    assert roberta_roles == {"cls": 0, "start": 0, "pad": 1, "sep": 2, "end": 2, "unk": 3, "mask": 339}
-    assert for_family("gpt2").special_ids == {"start": 339, "end": 339}
-    assert for_family("t5").special_ids == {"pad": 0, "end": 1, "unk": 2}
+    assert roberta_roles == {"cls": 0, "bos": 0, "pad": 1, "sep": 2, "eos": 2, "unk": 3, "mask": 339}
+    assert for_family("gpt2").special_ids == {"bos": 339, "eos": 339}
+    assert for_family("t5").special_ids == {"pad": 0, "eos": 1, "unk": 2}
 
 
 @pytest.mark.parametrize(
@@ -95,14 +95,14 @@ def test_only_bert_gives_the_second_text_a_segment_of_its_own() -> None:
 def test_templates_number_the_special_tokens_as_the_families_specs_do() -> None:
     for name, sizes in (("bart", 50265), ("gpt2", 50257), ("t5", 32100), ("marian", 58101)):
         family = families.get_family(name)
-        before, behind = special_tokens_around_vocab(family.TEMPLATE)
+        before, behind = special_tokens_around_vocab(family.TOKENIZER_TEMPLATE)
         ids = {
             token: number for number, token in enumerate([*before, *[None] * (sizes - len(before + behind)), *behind])
         }
-        spec = family.spec(next(iter(family.SIZES.values())))
-        assert spec.end == ids[family.TEMPLATE.tokens["end"]]
-        pad = spec.source.padding if spec.source is not None else None
-        assert pad is None or pad == ids[family.TEMPLATE.tokens["pad"]]
+        spec = family.make_spec(next(iter(family.PRESETS.values())))
+        assert spec.eos_id == ids[family.TOKENIZER_TEMPLATE.special_tokens["eos"]]
+        pad = spec.source_embedding.padding_idx if spec.source_embedding is not None else None
+        assert pad is None or pad == ids[family.TOKENIZER_TEMPLATE.special_tokens["pad"]]
     before, _ = special_tokens_around_vocab(roberta.TOKENIZER_TEMPLATE)
     assert roberta.Config().position_offset == before.index("<pad>") + 1
 
@@ -136,18 +136,18 @@ def test_byte_bpe_without_a_family_is_what_bpe_is() -> None:
 
 @pytest.mark.parametrize("name", ["bert", "gpt", "gpt2", "roberta"])
 def test_the_size_counts_every_token(name: str) -> None:
-    template = families.get_family(name).TEMPLATE
+    template = families.get_family(name).TOKENIZER_TEMPLATE
     assert for_family(name).vocab_size == SIZES[template.kind]
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_size_is_never_passed(name: str) -> None:
-    assert for_family(name, size=1000).vocab_size <= 1000
+    assert for_family(name, vocab_size=1000).vocab_size <= 1000
     assert for_family(name).vocab_size <= 340
 
 
 def test_the_sentinels_are_within_the_size() -> None:
-    tokeniser = for_family("t5", size=180)
+    tokeniser = for_family("t5", vocab_size=180)
     assert tokeniser.vocab_size <= 180
     assert tokeniser.token_to_id("<extra_id_0>") == tokeniser.vocab_size - 1
 
@@ -173,10 +173,10 @@ def test_a_lower_cased_family_may_be_trained_cased_and_the_other_way_round() -> 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_special_tokens_in_the_training_text_stay_text(name: str) -> None:
-    template = families.get_family(name).TEMPLATE
-    spelled = [*template.tokens.values(), "<extra_id_0>"]
+    template = families.get_family(name).TOKENIZER_TEMPLATE
+    spelled = [*template.special_tokens.values(), "<extra_id_0>"]
     lines = [f"a{token}b {token} {token}{token}" for token in spelled] * 40 + corpus()
-    tokeniser = for_family(name, lines, size=400)
+    tokeniser = for_family(name, lines, vocab_size=400)
     before, behind = special_tokens_around_vocab(template)
     assert [tokeniser.token_to_id(token) for token in before] == list(range(len(before)))
     assert [tokeniser.token_to_id(token) for token in behind] == list(range(tokeniser.vocab_size - len(behind), tokeniser.vocab_size))
@@ -219,7 +219,7 @@ def test_a_text_of_many_scripts_keeps_its_thousand_most_frequent_letters(kind: s
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("lines", [[], ["", "  "], ["\n"]])
 def test_an_empty_corpus_is_refused_in_one_line(name: str, lines: list[str]) -> None:
-    template = families.get_family(name).TEMPLATE
+    template = families.get_family(name).TOKENIZER_TEMPLATE
     with pytest.raises(InputError, match="no text to train") as problem:
         train_tokenizer(template.kind, lines, vocab_size=500, template=template)
     assert "\n" not in str(problem.value)

@@ -17,7 +17,7 @@ from qkv.tokenization.tokenizer import train_tokenizer
 
 GOOD, BAD = ("good", "lovely", "fine", "great"), ("bad", "awful", "poor", "sad")
 REST = ("the", "a", "this", "cat", "dog", "house", "tea", "is", "was")
-SIZES = {"width": 32, "heads": 2, "layers": 2, "hidden": 48, "length": 32}
+SIZES = {"d_model": 32, "heads": 2, "layers": 2, "d_ff": 48, "max_length": 32}
 OWN = {"gpt2": {"hidden": None}, "t5": {"key": 8, "decoder_layers": 2}, "rnn": {"heads": 1, "hidden": 32}}
 OWN["bart"] = {"decoder_layers": 2, "decoder_heads": 2, "decoder_hidden": 48}
 
@@ -60,11 +60,11 @@ def write_model(family: str, folder: Path) -> Path:
 def recipe_text(start: Path | None, data: Path, **sections: Any) -> str:
     """A recipe that classifies the reviews in a few steps."""
     plain: dict[str, Any] = {
-        "task": "classify",
-        "model": {"from": str(start)},
+        "task": "text_classification",
+        "model": {"init_from": str(start)},
         "data": {"format": "csv", "train": str(data), "columns": {"text": "review", "label": "stars"}},
-        "train": {"steps": 6, "batch_tokens": 256, "learning_rate": 0.003, "schedule": "linear", "warmup": 0.2},
-        "valid": {"every": 3},
+        "train": {"max_steps": 6, "batch_tokens": 256, "learning_rate": 0.003, "schedule": "linear", "warmup_ratio": 0.2},
+        "validation": {"every_steps": 3},
     }
     plain["data"]["hold_out"] = {"valid": 0.25}
     plain["train"]["log_every"] = 2

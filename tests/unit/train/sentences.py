@@ -22,13 +22,13 @@ data: {{format: aligned, train: [{folder}/train.en, {folder}/train.de], valid: [
   test: [{folder}/valid.en, {folder}/valid.de]}}
 {text}
 model: {model}
-train: {{steps: 6, batch_tokens: 400, log_every: 3, warmup: 2, learning_rate: 0.01}}
-valid: {{every: 3, metric: bleu}}
+train: {{max_steps: 6, batch_tokens: 400, log_every: 3, warmup_steps: 2, learning_rate: 0.01}}
+validation: {{every_steps: 3, metric: bleu}}
 test: {{metrics: [bleu, chrf]}}
 seed: 3
 """
-TEXT = "text: {source: {kind: bpe, size: 300}, joint: true}"
-FRESH = "{family: transformer, size: tiny, width: 16, heads: 2, layers: 1, hidden: 32, length: 64, shared: true}"
+TEXT = "tokenizer: {source: {kind: bpe, vocab_size: 300}, joint_vocab: true}"
+FRESH = "{family: transformer, size: tiny, d_model: 16, heads: 2, layers: 1, d_ff: 32, max_length: 64, share_embeddings: true}"
 
 
 def sentence(chance: random.Random) -> list[str]:
@@ -65,7 +65,7 @@ def write_recipe(folder: Path, model: str = FRESH, text: str = TEXT) -> Path:
 def pretrained(folder: Path, family: str) -> Path:
     """A tiny T5, BART or Marian with its own tokenisers, as if somebody had pretrained it."""
     source, target = tokenisers(folder, family)
-    sizes = {"source": source.vocab_size, "target": target.vocab_size}
+    sizes = {"source_vocab_size": source.vocab_size, "target_vocab_size": target.vocab_size}
     torch.manual_seed(2)
     if family == "t5":
         shape = t5.Config(d_model=16, heads=2, d_kv=8, layers=1, d_ff=24)
@@ -80,7 +80,7 @@ def pretrained(folder: Path, family: str) -> Path:
     return folder
 
 
-HALVES = {"heads": 2, "layers": 1, "hidden": 24, "decoder_heads": 2, "decoder_layers": 1, "decoder_hidden": 24}
+HALVES = {"heads": 2, "layers": 1, "d_ff": 24, "decoder_heads": 2, "decoder_layers": 1, "decoder_d_ff": 24}
 
 
 def tokenisers(folder: Path, family: str) -> tuple[Tokenizer, Tokenizer]:
@@ -115,10 +115,10 @@ def framed(tokeniser: Tokenizer, text: str) -> list[int]:
 def summaries(folder: Path) -> Path:
     """A recipe that learns to sum up, from a pretrained T5."""
     write_summaries(folder)
-    recipe = write_recipe(folder, f"{{from: {pretrained(folder / 't5', 't5')}}}", "")
+    recipe = write_recipe(folder, f"{{init_from: {pretrained(folder / 't5', 't5')}}}", "")
     text = recipe.read_text("utf-8")
     begin, end = text.index("data:"), text.index("model:")
-    limits = "too_long: truncate, source_length: 12, target_length: 9"
+    limits = "on_too_long: truncate, max_source_length: 12, max_target_length: 9"
     data = f"data: {{format: scitldr, train: {folder}, prefix: 'summarize: ', {limits}}}\n"
     recipe.write_text((text[:begin] + data + text[end:]).replace("metric: bleu", "metric: rougeL"), "utf-8")
     return recipe
@@ -134,13 +134,13 @@ def mixed(folder: Path, *, weights: tuple[float | None, float | None] = (None, N
     recipe.write_text(
         f"""
 data:
-  mix:
+  datasets:
     - {{format: aligned, train: [{folder}/train.en, {folder}/train.de], prefix: "translate English to German: ",
        valid: [{folder}/valid.en, {folder}/valid.de], test: [{folder}/valid.en, {folder}/valid.de]{one}}}
     - {{name: tldr, format: scitldr, train: {folder}, prefix: "summarize: "{other}}}
-model: {{from: {model}}}
-train: {{steps: 4, batch_tokens: 300, log_every: 2, warmup: 2, learning_rate: 0.01}}
-valid: {{every: 2, metric: chrf}}
+model: {{init_from: {model}}}
+train: {{max_steps: 4, batch_tokens: 300, log_every: 2, warmup_steps: 2, learning_rate: 0.01}}
+validation: {{every_steps: 2, metric: chrf}}
 """,
         "utf-8",
     )

@@ -154,13 +154,13 @@ def step(
 
 
 def targets(part: Any) -> tuple[int, ...]:
-    return getattr(part, "targets", None) or (len(part.labels),)
+    return getattr(part, "num_targets", None) or (len(part.labels),)
 
 
 def continued(model: Any) -> Tensor:
     """Logits behind prompts and behind two more tokens, by steps, which go round the model's forward."""
     with torch.no_grad():
-        logits, going = model.read(run_of(torch.Generator().manual_seed(1)), 1, 4)
+        logits, going = model.prefill(run_of(torch.Generator().manual_seed(1)), 1, 4)
         said = [logits]
         for _ in range(2):
             logits, going = model.step(said[-1].argmax(-1), going)

@@ -57,7 +57,7 @@ def test_a_run_stopped_and_resumed_ends_with_the_weights_of_one_never_stopped(tm
 
 def test_a_process_killed_at_any_moment_resumes_to_the_same_bits(tmp_path):
     recipe = write_task(tmp_path)
-    changes = ["train.steps=60", "train.save_every=2", "valid.every=20"]
+    changes = ["train.max_steps=60", "train.save_every=2", "validation.every_steps=20"]
     run_all(recipe, tmp_path / "whole", *changes)
     command = [sys.executable, "-m", "qkv.cli", "train", str(recipe), *changes, "-o", str(tmp_path / "cut")]
     # as many threads as these tests have: two add up in another order
@@ -121,12 +121,12 @@ def test_accumulating_changes_no_weight(tmp_path):
     recipe = write_task(tmp_path)
     still = [
         "model.dropout=0",
-        "train.steps=1",
-        "train.warmup=0",
-        "train.epsilon=0.01",
+        "train.max_steps=1",
+        "train.warmup_steps=0",
+        "train.adam_epsilon=0.01",
     ]  # Adam divides by |g|: not by 0
     run_all(recipe, tmp_path / "whole", *still)
-    run_all(recipe, tmp_path / "parts", *still, "train.accumulate=3")
+    run_all(recipe, tmp_path / "parts", *still, "train.gradient_accumulation_steps=3")
     one, other = (load_tensors(tmp_path / name / "model.safetensors")[0] for name in ("whole", "parts"))
     for name in one:
         torch.testing.assert_close(one[name], other[name], rtol=1e-4, atol=1e-6)
@@ -142,7 +142,7 @@ def test_a_finished_run_is_left_alone(tmp_path):
 
 def test_early_stopping_ends_a_run_that_does_not_get_better(tmp_path):
     recipe = write_task(tmp_path)
-    still = ["train.learning_rate=0", "train.steps=400", "valid.patience=2", "valid.every=2"]
+    still = ["train.learning_rate=0", "train.max_steps=400", "validation.patience=2", "validation.every_steps=2"]
     records = run_all(recipe, tmp_path / "run", *still)
     assert records[-1].kind == "finish"
     assert records[-1].step == 6  # the best is step 2, then two validations without a better one
@@ -156,21 +156,21 @@ def test_averaged_weights_are_kept_only_where_they_do_no_worse(tmp_path):
 
 def test_a_tiny_model_learns_to_spell(tmp_path):
     recipe = write_task(tmp_path, "transformer", train=400)
-    changes = ["train.steps=250", "valid.every=250", "train.warmup=20", "train.average=1", "model.dropout=0"]
-    changes += ["train.batch_tokens=400", "train.learning_rate=0.007", "model.width=48", "model.hidden=96"]
+    changes = ["train.max_steps=250", "validation.every_steps=250", "train.warmup_steps=20", "train.average_checkpoints=1", "model.dropout=0"]
+    changes += ["train.batch_tokens=400", "train.learning_rate=0.007", "model.d_model=48", "model.d_ff=96"]
     changes += ["model.norm_first=true", "train.schedule=linear"]
     records = run_all(recipe, tmp_path / "run", *changes)
     assert records[-1].values["per"] < 0.10
 
 
 def test_feeding_a_transformer_its_own_outputs_is_refused_before_training(tmp_path):
-    with pytest.raises(InputError, match=r"train\.own.*recurrent"):
-        run_all(write_task(tmp_path), tmp_path / "run", "train.own=0.5")
+    with pytest.raises(InputError, match=r"train\.scheduled_sampling.*recurrent"):
+        run_all(write_task(tmp_path), tmp_path / "run", "train.scheduled_sampling=0.5")
 
 
 def test_a_recurrent_decoder_trains_on_its_own_outputs_and_resumes_exactly(tmp_path):
     recipe = write_task(tmp_path, "rnn")
-    changes = ["train.own=0.5", "train.save_every=1"]
+    changes = ["train.scheduled_sampling=0.5", "train.save_every=1"]
     run_all(recipe, tmp_path / "whole", *changes)
     stopped = fit(read_recipe(recipe, changes), tmp_path / "cut", device="cpu")
     next(stopped)
@@ -182,13 +182,13 @@ def test_a_recurrent_decoder_trains_on_its_own_outputs_and_resumes_exactly(tmp_p
 def test_another_recipe_does_not_go_on_in_the_folder_of_a_run(tmp_path):
     recipe = write_task(tmp_path)
     run_all(recipe, tmp_path / "run")
-    with pytest.raises(InputError, match=r"train\.steps was 12, is 13"):
-        run_all(recipe, tmp_path / "run", "train.steps=13")
+    with pytest.raises(InputError, match=r"train\.max_steps was 12, is 13"):
+        run_all(recipe, tmp_path / "run", "train.max_steps=13")
 
 
 def test_what_does_not_change_the_numbers_may_change(tmp_path):
     recipe = write_task(tmp_path)
-    changed = ["train.workers=2", "train.log_every=1"]
+    changed = ["train.num_workers=2", "train.log_every=1"]
     run_all(recipe, tmp_path / "one")
     run_all(recipe, tmp_path / "two", *changed)
     assert digest(tmp_path / "one") == digest(tmp_path / "two")
@@ -208,16 +208,16 @@ def test_validation_can_leave_out_what_training_has_seen(tmp_path):
     fresh = (tmp_path / "valid.dict").read_text().splitlines()
     (tmp_path / "valid.dict").write_text("\n".join([*seen, *fresh]) + "\n")
     words = {line.split()[0] for line in (tmp_path / "train.dict").read_text().splitlines()}
-    task = build_seq2seq_workload(read_recipe(recipe, ["valid.unseen=true", "valid.examples=1000"]), tmp_path / "run")
+    task = build_seq2seq_workload(read_recipe(recipe, ["validation.exclude_train_sources=true", "validation.max_examples=1000"]), tmp_path / "run")
     assert {e.source for e in task.valid_examples} == {line.split()[0] for line in fresh} - words
 
 
 @pytest.mark.parametrize(
-    "change", ["train.optimiser=adam", "train.schedule=cosine", "train.clip=0.5", "train.smoothing=0.1"]
+    "change", ["train.optimizer=adam", "train.schedule=cosine", "train.max_grad_norm=0.5", "train.label_smoothing=0.1"]
 )
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_way_of_training_finishes_with_a_model(tmp_path, family, change):
-    run_all(write_task(tmp_path, family), tmp_path / "run", change, "train.steps=4")
+    run_all(write_task(tmp_path, family), tmp_path / "run", change, "train.max_steps=4")
     assert load(tmp_path / "run").model.spec.family == family
 
 
@@ -227,7 +227,7 @@ def test_half_precision_is_refused_where_there_is_no_gpu(tmp_path):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("changes", [[], ["valid.patience=1", "valid.every=2", "train.average=3"]])
+@pytest.mark.parametrize("changes", [[], ["validation.patience=1", "validation.every_steps=2", "train.average_checkpoints=3"]])
 def test_a_run_killed_before_or_after_any_of_its_writes_ends_with_the_same_bits(tmp_path, family, changes, monkeypatch):
     """What a process that dies before or after any of its renames leaves behind is what the folder holds then."""
     recipe = write_task(tmp_path, family)
@@ -282,16 +282,16 @@ def test_other_formats_and_subwords_with_one_shared_vocabulary_train(tmp_path, f
         files = f"{tmp_path}/all"
     recipe = write_task(tmp_path)
     changes = [f"data.format={format}", *(f"data.{part}={files}" for part in ("train", "valid", "test"))]
-    changes += ["data.source_field=from", "data.target_field=to", "text.source={kind: bpe, size: 280}"]
-    changes += ["text.target={kind: bpe, size: 280}", "text.joint=true", "model.shared=true", "train.steps=3"]
+    changes += ["data.source_field=from", "data.target_field=to", "tokenizer.source={kind: bpe, vocab_size: 280}"]
+    changes += ["tokenizer.target={kind: bpe, vocab_size: 280}", "tokenizer.joint_vocab=true", "model.share_embeddings=true", "train.max_steps=3"]
     run_all(recipe, tmp_path / "run", *changes)
     model = load(tmp_path / "run").model
     assert model.source_embedding.tokens.weight is model.target_embedding.tokens.weight
 
 
 def test_a_shared_table_without_a_joint_vocabulary_is_refused(tmp_path):
-    with pytest.raises(InputError, match=r"model\.shared.*text\.joint"):
-        run_all(write_task(tmp_path), tmp_path / "run", "model.shared=true", "text.target={kind: character}")
+    with pytest.raises(InputError, match=r"model\.share_embeddings.*tokenizer\.joint_vocab"):
+        run_all(write_task(tmp_path), tmp_path / "run", "model.share_embeddings=true", "tokenizer.target={kind: character}")
 
 
 def test_pairs_over_the_maximum_length_are_dropped_where_that_is_chosen(tmp_path):
@@ -299,7 +299,7 @@ def test_pairs_over_the_maximum_length_are_dropped_where_that_is_chosen(tmp_path
     for part in ("train", "valid"):
         with open(tmp_path / f"{part}.dict", "a") as file:
             file.write("BAD" * 20 + "  B\n")
-    read = read_recipe(recipe, ["data.too_long=drop", "valid.examples=1000"])
+    read = read_recipe(recipe, ["data.on_too_long=drop", "validation.max_examples=1000"])
     task = build_seq2seq_workload(read, tmp_path / "run")
     assert len(task.pairs) == 120
     assert all(len(e.source) < 24 for e in task.valid_examples)
@@ -308,7 +308,7 @@ def test_pairs_over_the_maximum_length_are_dropped_where_that_is_chosen(tmp_path
 def test_the_log_counts_only_the_time_of_training(tmp_path):
     """Validation at other steps than the records must not make the speed look higher than it was."""
     began = time.perf_counter()
-    records = run_all(write_task(tmp_path), tmp_path / "run", "train.log_every=5", "valid.every=4")
+    records = run_all(write_task(tmp_path), tmp_path / "run", "train.log_every=5", "validation.every_steps=4")
     whole = time.perf_counter() - began
     assert 0 < records[-1].values["seconds"] < whole
     tokens = sum(r.values["tokens_per_second"] for r in records if r.kind == "train")
@@ -317,7 +317,7 @@ def test_the_log_counts_only_the_time_of_training(tmp_path):
 
 def test_compiled_training_follows_the_same_path(tmp_path):
     recipe = write_task(tmp_path)
-    still = ["model.dropout=0", "train.steps=3", "train.average=1", "valid.every=3", "train.epsilon=0.01"]
+    still = ["model.dropout=0", "train.max_steps=3", "train.average_checkpoints=1", "validation.every_steps=3", "train.adam_epsilon=0.01"]
     run_all(recipe, tmp_path / "plain", *still)
     run_all(recipe, tmp_path / "compiled", *still, "train.compile=true")
     one, other = (load_tensors(tmp_path / name / "model.safetensors")[0] for name in ("plain", "compiled"))
@@ -351,10 +351,10 @@ def test_a_run_that_was_refused_leaves_the_folder_free_for_the_remedy(tmp_path):
     assert run_all(recipe, tmp_path / "run")[-1].kind == "finish"
 
 
-@pytest.mark.parametrize("kind", ["character", "symbol"])
+@pytest.mark.parametrize("kind", ["character", "whitespace"])
 def test_a_rate_counts_the_targets_own_tokens_whatever_case_it_folds(tmp_path, kind):
     recipe = write_task(tmp_path)
-    run_all(recipe, tmp_path / "run", f"text.target={{kind: {kind}, lowercase: true}}", "train.steps=2")
+    run_all(recipe, tmp_path / "run", f"tokenizer.target={{kind: {kind}, lowercase: true}}", "train.max_steps=2")
     loaded = load(tmp_path / "run")
     said = predict(loaded, ["bad"])[0][0].text
     assert evaluate(loaded, [Pair("bad", said.upper() or "B", "here")]).sequence_error_rate == (0.0 if said else 1.0)

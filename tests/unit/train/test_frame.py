@@ -123,8 +123,8 @@ def test_what_is_asked_of_spans_choices_or_means_of_words_is_not_framed() -> Non
     others = [
         words._replace(labels=torch.zeros(3, 2, dtype=torch.long)),  # first and last token of a span
         words._replace(labels=torch.zeros(17, dtype=torch.long)),  # a tag for each token, which none is named of
-        words._replace(choices=(2, 1)),
-        words._replace(words=((0, 0, 1, 1, 1), (0, 0, 0), (0,) * 9)),
+        words._replace(num_choices=(2, 1)),
+        words._replace(word_ids=((0, 0, 1, 1, 1), (0, 0, 0), (0,) * 9)),
     ]
     assert framing(words) is not words
     assert all(framing(other) is other for other in others)
@@ -135,7 +135,7 @@ def test_a_refilled_layout_reads_as_the_other_one() -> None:
     mine.pooled_tokens("first"), mine.pooled_tokens("last")
     assert mine.can_copy_from
     mine.copy_from(other)
-    for name in ("lengths", "offsets", "positions"):
+    for name in ("lengths", "cu_seqlens", "positions"):
         assert torch.equal(getattr(mine, name), getattr(other, name))
     for which in ("first", "last"):
         assert torch.equal(mine.pooled_tokens(which).indices, other.pooled_tokens(which).indices)

@@ -56,7 +56,7 @@ def test_a_fold_keeps_together_what_goes_together(tmp_path: Path) -> None:
 
 def test_what_goes_together_has_to_be_there(tmp_path: Path) -> None:
     data = TaskData(format="squad", train=articles(tmp_path), hold_out={"valid": 0.3}, group_by="author")
-    with pytest.raises(InputError, match=r"data.together: .*squad.json: question 0.0.a has no 'author'; name what all"):
+    with pytest.raises(InputError, match=r"data.group_by: .*squad.json: question 0.0.a has no 'author'; name what all"):
         read_split(data, "train")
 
 
@@ -79,7 +79,7 @@ def test_aligned_pairs_take_two_files(tmp_path: Path) -> None:
 
 
 def test_a_share_that_takes_nothing_is_said(tmp_path: Path) -> None:
-    raw = {"name": "x", "task": "answer", "model": {"from": "models/none"}, "train": {"steps": 1}}
+    raw = {"name": "x", "task": "question_answering", "model": {"init_from": "models/none"}, "train": {"max_steps": 1}}
     raw["data"] = {"format": "squad", "train": articles(tmp_path), "hold_out": {"valid": 0.001}, "together": "title"}
     recipe = parse_recipe(raw, "here")
     assert isinstance(recipe, FinetuneRecipe)

@@ -42,7 +42,7 @@ def test_the_rates_of_a_step_follow_their_shares(tmp_path):
     write_reviews(tmp_path / "mine.csv")
     write_model("bert", tmp_path / "bert")
     (tmp_path / "bert.yaml").write_text(recipe_text(tmp_path / "bert", tmp_path / "mine.csv"))
-    changes = ["tune.layer_decay=0.5", "train.steps=1", "train.learning_rate=0.01", "train.warmup=0"]
+    changes = ["finetune.layerwise_lr_decay=0.5", "train.max_steps=1", "train.learning_rate=0.01", "train.warmup_steps=0"]
     list(
         fit(read_recipe(tmp_path / "bert.yaml", [*changes, "train.schedule=constant"]), tmp_path / "run", device="cpu")
     )
@@ -54,10 +54,10 @@ def test_the_rates_of_a_step_follow_their_shares(tmp_path):
     lower, upper = (moved(f"encoder.blocks.{layer}.feedforward.up.weight") for layer in (0, 1))
     assert upper == pytest.approx(0.005, rel=0.01)  # Adam's first step is as long as the rate
     assert lower == pytest.approx(0.0025, rel=0.01)
-    assert moved("source.position.weight") == pytest.approx(0.00125, rel=0.01)
+    assert moved("source_embedding.position.weight") == pytest.approx(0.00125, rel=0.01)
 
 
 def test_what_stands_on_the_body_has_the_whole_rate():
     s = spec.Model(family="x", encoder=build(families.get_family("bert").spec(shape_of("bert"))).spec.encoder)
-    assert layers_below_head(s, "mix.weights") == 0
-    assert layers_below_head(s, "encoder.blocks.1.attention.q.into") == 1
+    assert layers_below_head(s, "scalar_mix.weights") == 0
+    assert layers_below_head(s, "encoder.blocks.1.self_attention.q.lora_A") == 1

@@ -29,12 +29,12 @@ def home(tmp_path_factory) -> Path:
 
 
 def command(home: Path, *words: object):
-    options = ["--task", "classify", "--data", "mine.csv", "--text", "review", "--label", "stars", "--from", "bert"]
+    options = ["--task", "classify", "--data", "mine.csv", "--text", "review", "--label", "stars", "--init-from", "bert"]
     return qkv("train", *options, *words, cwd=home)
 
 
 def test_a_person_s_own_file_is_learned_with_no_recipe(home):
-    done = command(home, "train.steps=4", "-o", "run")
+    done = command(home, "train.max_steps=4", "-o", "run")
     assert done.returncode == 0, done.stderr
     shown = yaml.safe_load(done.stdout.split("\n\n")[0])
     assert shown["train"]["steps"] == 4
@@ -46,10 +46,10 @@ def test_a_person_s_own_file_is_learned_with_no_recipe(home):
 
 
 def test_only_what_a_run_found_out_itself_may_be_missing_in_its_recipe(home):
-    assert command(home, "train.steps=1", "task.pairs=false", "-o", "said").returncode == 0
-    done = command(home, "train.steps=1", "-o", "said")
+    assert command(home, "train.max_steps=1", "task.text_pairs=false", "-o", "said").returncode == 0
+    done = command(home, "train.max_steps=1", "-o", "said")
     assert done.returncode == 2
-    assert "holds a run of another recipe (task.pairs was False, is None)" in done.stderr
+    assert "holds a run of another recipe (task.text_pairs was False, is None)" in done.stderr
 
 
 @pytest.mark.parametrize(("family", "longest"), [("bert", 32), ("t5", None)])
@@ -60,9 +60,9 @@ def test_an_exported_tokeniser_knows_how_many_tokens_the_model_takes(family, lon
 
 
 def test_what_is_shown_can_be_changed_and_run_again(home):
-    done = command(home, "train.steps=2", "tune.adapters.rank=2", "-o", "first")
+    done = command(home, "train.max_steps=2", "finetune.lora.rank=2", "-o", "first")
     (home / "shown.yaml").write_text(done.stdout.split("\n\n")[0])
-    again = qkv("train", "shown.yaml", "train.steps=3", "-o", "second", cwd=home)
+    again = qkv("train", "shown.yaml", "train.max_steps=3", "-o", "second", cwd=home)
     assert again.returncode == 0, again.stderr
     assert (home / "second" / "adapter.safetensors").is_file()
 
@@ -71,7 +71,7 @@ def test_small_sets_are_seen_more_often_and_small_models_learn_faster(home, tmp_
     raw = make_recipe("classify", str(home / "mine.csv"), str(home / "bert"), columns={"text": "review", "label": "stars"})
     assert (raw["train"]["epochs"], raw["train"]["learning_rate"]) == (20, 3e-4)
     write_reviews(tmp_path / "large.csv", 30_000)
-    raw = make_recipe("classify", str(tmp_path / "large.csv"), str(home / "bert"), ["tune.features=mix"],
+    raw = make_recipe("classify", str(tmp_path / "large.csv"), str(home / "bert"), ["finetune.feature_layers=scalar_mix"],
                columns={"text": "review", "label": "stars"})  # fmt: skip
     assert (raw["train"]["epochs"], raw["train"]["learning_rate"]) == (3, pytest.approx(3e-3))
 
@@ -112,9 +112,9 @@ def test_a_folder_has_its_own_parts_or_a_tenth_is_held_out(home, tmp_path):
 
 def test_bad_lines_are_skipped_counted_and_listed(home):
     (home / "bad.csv").write_text((home / "mine.csv").read_text() + "one field\n,5\n")
-    options = ["--task", "classify", "--data", "bad.csv", "--text", "review", "--label", "stars", "--from", "bert"]
-    must_refuse(qkv("train", *options, "train.steps=2", "-o", "r", cwd=home), "bad.csv:122: 1 field where the table")
-    done = qkv("train", *options, "--skip-bad", "train.steps=2", "-o", "skipped", cwd=home)
+    options = ["--task", "classify", "--data", "bad.csv", "--text", "review", "--label", "stars", "--init-from", "bert"]
+    must_refuse(qkv("train", *options, "train.max_steps=2", "-o", "r", cwd=home), "bad.csv:122: 1 field where the table")
+    done = qkv("train", *options, "--skip-bad", "train.max_steps=2", "-o", "skipped", cwd=home)
     assert done.returncode == 0, done.stderr
     assert "2 bad examples were skipped:\n  bad.csv:122" in done.stdout
     assert "bad.csv:123: the column 'review' is empty here" in done.stdout
@@ -124,41 +124,41 @@ def test_other_columns_and_validation_files_are_named(home):
     rows = [{"first": text, "other": "the tea", "y": label} for text, label in reviews(40)]
     for name in ("pairs.jsonl", "held.jsonl"):
         (home / name).write_text("\n".join(map(json.dumps, rows)))
-    done = qkv("train", "--task", "classify", "--data", "pairs.jsonl", "--valid", "held.jsonl", "--from", "bert",
-               "--column", "text=first", "--column", "second=other", "--column", "label=y", "train.steps=2",
+    done = qkv("train", "--task", "classify", "--data", "pairs.jsonl", "--valid", "held.jsonl", "--init-from", "bert",
+               "--reader-option", "text=first", "--reader-option", "text_pair=other", "--reader-option", "label=y", "train.max_steps=2",
                "-o", "pairs", cwd=home)  # fmt: skip
     assert done.returncode == 0, done.stderr
     recipe = read_recipe(home / "pairs" / "recipe.yaml")
-    assert recipe.data.columns == {"text": "first", "second": "other", "label": "y"}
+    assert recipe.data.columns == {"text": "first", "text_pair": "other", "label": "y"}
     assert (recipe.data.valid, recipe.data.hold_out) == ("held.jsonl", {})
 
 
 def test_a_slip_on_the_command_line_is_one_line(home):
     start = ["train", "--task", "classify", "--data", "mine.csv"]
     must_refuse(qkv("train", cwd=home), "give a RECIPE, or --task")
-    must_refuse(qkv(*start, cwd=home), "give --from")
-    must_refuse(qkv("train", "--task", "classify", "--from", "bert", cwd=home), "give --data")
+    must_refuse(qkv(*start, cwd=home), "give --init-from")
+    must_refuse(qkv("train", "--task", "classify", "--init-from", "bert", cwd=home), "give --data")
     must_refuse(qkv("train", "r.yaml", "--data", "mine.csv", cwd=home), "leave out RECIPE, or --data")
-    must_refuse(qkv(*start, "r.yaml", "--from", "bert", cwd=home), "give a RECIPE or --task")
-    must_refuse(qkv(*start, "--from", "bert", cwd=home), "no column 'text'; the columns are: review, stars")
-    must_refuse(qkv(*start, "--from", "nowhere/at/all", "--text", "review", "--label", "stars", cwd=home), "no such")
-    must_refuse(qkv(*start, "--from", "bert", "--column", "text", cwd=home), "WHAT=NAME")
+    must_refuse(qkv(*start, "r.yaml", "--init-from", "bert", cwd=home), "give a RECIPE or --task")
+    must_refuse(qkv(*start, "--init-from", "bert", cwd=home), "no column 'text'; the columns are: review, stars")
+    must_refuse(qkv(*start, "--init-from", "nowhere/at/all", "--text", "review", "--label", "stars", cwd=home), "no such")
+    must_refuse(qkv(*start, "--init-from", "bert", "--reader-option", "text", cwd=home), "KEY=VALUE")
     must_refuse(command(home, "--format", "csvv"), "data format 'csvv' is unknown")
     must_refuse(command(home, "train.stepps=3"), "unknown key 'train.stepps'; did you mean 'steps'")
-    must_refuse(command(home, "--seeds", "1"), "give 2 or more")
-    must_refuse(command(home, "--seeds", "2", "--folds", "2"), "give one of the two")
-    must_refuse(qkv("train", "--task", "tag", "--data", "mine.csv", "--from", "bert", cwd=home), "give --format")
-    must_refuse(qkv("train", "--task", "clasify", "--data", "mine.csv", "--from", "bert", cwd=home), "did you mean")
+    must_refuse(command(home, "--num-seeds", "1"), "give 2 or more")
+    must_refuse(command(home, "--num-seeds", "2", "--num-folds", "2"), "give one of the two")
+    must_refuse(qkv("train", "--task", "tag", "--data", "mine.csv", "--init-from", "bert", cwd=home), "give --format")
+    must_refuse(qkv("train", "--task", "clasify", "--data", "mine.csv", "--init-from", "bert", cwd=home), "did you mean")
 
 
 def test_adapters_are_exported_merged_and_not_otherwise(home):
-    assert command(home, "train.steps=2", "tune.adapters.rank=2", "-o", "adapted").returncode == 0
-    must_refuse(qkv("export", "adapted", "-o", "theirs", cwd=home), "merge them (qkv export --merge)")
+    assert command(home, "train.max_steps=2", "finetune.lora.rank=2", "-o", "adapted").returncode == 0
+    must_refuse(qkv("export", "adapted", "-o", "theirs", cwd=home), "merge them (qkv export --merge-lora)")
     for name, to in (("export", "theirs"), ("import", "ours")):
-        done = qkv(name, "adapted", "-o", to, "--merge", cwd=home)
+        done = qkv(name, "adapted", "-o", to, "--merge-lora", cwd=home)
         assert done.returncode == 0, done.stderr
         assert load(home / to).model.spec.lora is None
-    must_refuse(qkv("export", "ours", "-o", "again", "--merge", cwd=home), "no adapters to merge")
+    must_refuse(qkv("export", "ours", "-o", "again", "--merge-lora", cwd=home), "no adapters to merge")
     assert "parameters" in qkv("cost", home / "adapted").stdout
 
 

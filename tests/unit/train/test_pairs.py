@@ -53,9 +53,9 @@ def test_unigram_pieces_give_back_what_they_know() -> None:
 )
 def test_a_run_is_steered_by_the_metric_that_is_chosen(tmp_path, metric, more):
     recipe = write_recipe(tmp_path)
-    work = build_seq2seq_workload(read_recipe(recipe, [f"valid.metric={metric}"]), tmp_path / "nowhere")
+    work = build_seq2seq_workload(read_recipe(recipe, [f"validation.metric={metric}"]), tmp_path / "nowhere")
     assert (work.metric, work.higher_is_better) == (metric, more)
-    records = run_all(recipe, tmp_path / "run", f"valid.metric={metric}")
+    records = run_all(recipe, tmp_path / "run", f"validation.metric={metric}")
     values = [record.values[metric] for record in records if record.kind == "valid"]
     assert records[-1].values[metric] == (max(values) if more else min(values))
 
@@ -101,23 +101,23 @@ def test_lines_are_examples_of_a_text_metric_and_sources_those_of_error_rates():
 
 
 def test_the_log_shows_held_out_sources_with_what_the_model_writes(tmp_path):
-    records = run_all(write_recipe(tmp_path), tmp_path / "run", "valid.samples=3")
+    records = run_all(write_recipe(tmp_path), tmp_path / "run", "validation.num_samples=3")
     shown = [record.samples for record in records if record.kind == "valid"]
     assert all(len(some) == 3 and all(" → " in one for one in some) for some in shown)
     first = (tmp_path / "valid.en").read_text("utf-8").splitlines()[0]
     assert shown[0][0].startswith(first)
-    assert run_all(write_recipe(tmp_path), tmp_path / "other", "valid.samples=0")[-2].samples == ()
+    assert run_all(write_recipe(tmp_path), tmp_path / "other", "validation.num_samples=0")[-2].samples == ()
 
 
 def test_the_held_out_loss_falls_as_the_training_pairs_are_learned(tmp_path):
     recipe = write_recipe(tmp_path)
-    records = run_all(recipe, tmp_path / "run", "valid.metric=loss", "train.steps=30", "valid.every=10")
+    records = run_all(recipe, tmp_path / "run", "validation.metric=loss", "train.max_steps=30", "validation.every_steps=10")
     values = [record.values["loss"] for record in records if record.kind == "valid"]
     assert values == sorted(values, reverse=True)
 
 
 def test_the_held_out_loss_is_without_dropout(tmp_path):
-    work = build_seq2seq_workload(read_recipe(write_recipe(tmp_path), ["valid.metric=loss", "model.dropout=0.5"]), tmp_path / "no")
+    work = build_seq2seq_workload(read_recipe(write_recipe(tmp_path), ["validation.metric=loss", "model.dropout=0.5"]), tmp_path / "no")
     torch.manual_seed(0)
     model = work.model().train()
     assert work.evaluate(model) == work.evaluate(model)
@@ -129,7 +129,7 @@ def test_a_package_that_is_not_there_is_said_before_training(tmp_path, monkeypat
 
     monkeypatch.setitem(sys.modules, "rouge_score.rouge_scorer", None)
     with pytest.raises(InputError, match="needs the package rouge-score"):
-        run_all(write_recipe(tmp_path), tmp_path / "run", "valid.metric=rouge1")
+        run_all(write_recipe(tmp_path), tmp_path / "run", "validation.metric=rouge1")
     assert not (tmp_path / "run").exists()
 
 
@@ -140,7 +140,7 @@ def test_a_package_that_is_not_there_is_said_before_training(tmp_path, monkeypat
 def tuned(request, tmp_path) -> tuple[Path, Path]:
     """A recipe that starts from a pretrained model, and that model."""
     model = pretrained(tmp_path / request.param, request.param)
-    return write_recipe(tmp_path, f"{{from: {model}}}", text=""), model
+    return write_recipe(tmp_path, f"{{init_from: {model}}}", text=""), model
 
 
 def test_both_sides_are_framed_as_the_checkpoints_family_has_them(tuned, tmp_path):
@@ -208,8 +208,8 @@ def test_the_reference_loss_of_a_framed_pair_is_the_models_own(tuned):
     ("model", "text", "said"),
     [
         (FRESH, "", "key 'text' is missing"),
-        ("{from: t5}", TEXT, "leave the section out beside model.from"),
-        ("{from: t5, width: 3}", "", r"a model that is there has its shape, but for dropout; leave out width"),
+        ("{init_from: t5}", TEXT, "leave the section out beside model.init_from"),
+        ("{init_from: t5, d_model: 3}", "", r"a model that is there has its shape, but for dropout; leave out d_model"),
     ],
 )
 def test_a_text_section_goes_with_a_fresh_model_and_with_no_other(tmp_path, model, text, said):
@@ -221,7 +221,7 @@ def test_a_text_section_goes_with_a_fresh_model_and_with_no_other(tmp_path, mode
 
 def test_a_model_that_is_there_is_trained_with_another_dropout_where_the_recipe_says_so(tmp_path):
     pretrained(tmp_path / "t5", "t5")
-    recipe = write_recipe(tmp_path, f"{{from: {tmp_path / 't5'}, dropout: 0.3}}", "")
+    recipe = write_recipe(tmp_path, f"{{init_from: {tmp_path / 't5'}, dropout: 0.3}}", "")
     run_all(recipe, tmp_path / "run")
     was, trained = (load(tmp_path / name).model.spec for name in ("t5", "run"))
     assert was.encoder.block.dropout != 0.3
@@ -240,7 +240,7 @@ def test_a_model_that_does_not_write_is_refused(tmp_path):
     shape = gpt2.Config(d_model=12, heads=2, layers=1, max_length=24)
     save(ModelBundle(build(gpt2.make_spec(shape, target_vocab_size=tokeniser.vocab_size)), tokeniser, tokeniser), tmp_path / "gpt2")
     with pytest.raises(InputError, match="is no encoder-decoder that writes"):
-        run_all(write_recipe(tmp_path, f"{{from: {tmp_path / 'gpt2'}}}", ""), tmp_path / "run")
+        run_all(write_recipe(tmp_path, f"{{init_from: {tmp_path / 'gpt2'}}}", ""), tmp_path / "run")
 
 
 # ---- summaries, lengths ---------------------------------------------------------------------------------------------
@@ -272,8 +272,8 @@ def test_long_documents_are_cut_to_what_is_read_and_that_is_said(tmp_path):
 
 
 def test_a_long_document_is_refused_by_its_place_unless_somebody_chose(tmp_path):
-    with pytest.raises(InputError, match=r"train\.jsonl:1: \d+ and \d+ tokens.*data\.too_long: drop or truncate"):
-        run_all(summaries(tmp_path), tmp_path / "run", "data.too_long=refuse")
+    with pytest.raises(InputError, match=r"train\.jsonl:1: \d+ and \d+ tokens.*data\.on_too_long: drop or truncate"):
+        run_all(summaries(tmp_path), tmp_path / "run", "data.on_too_long=refuse")
 
 
 # ---- several sets ---------------------------------------------------------------------------------------------------
@@ -310,10 +310,10 @@ def test_a_recipe_of_several_sets_written_down_reads_back_the_same(tmp_path):
     ("change", "said"),
     [
         ("data.train=a.tsv", "a mix names the files and prefixes of each of its sets"),
-        ("data.mix=[{format: tsv}]", "'train' is missing from a set of the mix"),
-        ("data.mix=[{format: tsv, train: a}, {format: tsv, train: b, name: '1'}]", "two sets of the mix have one name"),
-        ("data.mix=[{format: tsv, trian: a}]", r"unknown key 'data\.mix\.0\.trian'; did you mean 'train'"),
-        ("data.mix=[]", "'format' is missing"),
+        ("data.datasets=[{format: tsv}]", "'train' is missing from a set of the mix"),
+        ("data.datasets=[{format: tsv, train: a}, {format: tsv, train: b, name: '1'}]", "two sets of the mix have one name"),
+        ("data.datasets=[{format: tsv, trian: a}]", r"unknown key 'data\.datasets\.0\.trian'; did you mean 'train'"),
+        ("data.datasets=[]", "'format' is missing"),
     ],
 )
 def test_a_slip_in_a_mix_is_named(tmp_path, change, said):

@@ -30,12 +30,12 @@ RECIPES = Path(__file__).parents[3] / "recipes"
 FAMILIES = ("gpt2", "bert", "roberta", "bart", "t5")
 # the mini recipes at a size for tests: text is written here, a few sentences said over and over
 TINY = [
-    "model.width=32", "model.heads=2", "model.layers=1", "model.hidden=64", "model.length=64", "data.length=32",
-    "text.size=400", "train.batch_tokens=512", "train.steps=6", "train.log_every=2", "train.warmup=2",
-    "valid.every=3", "valid.tokens=600",
+    "model.d_model=32", "model.heads=2", "model.layers=1", "model.d_ff=64", "model.max_length=64", "data.max_length=32",
+    "tokenizer.vocab_size=400", "train.batch_tokens=512", "train.max_steps=6", "train.log_every=2", "train.warmup_steps=2",
+    "validation.every_steps=3", "validation.max_tokens=600",
 ]  # fmt: skip
-OWN = {"bart": ["model.decoder_layers=1", "model.decoder_heads=2", "model.decoder_hidden=64"],
-       "t5": ["model.decoder_layers=1", "model.length=64"]}  # fmt: skip
+OWN = {"bart": ["model.decoder_layers=1", "model.decoder_heads=2", "model.decoder_d_ff=64"],
+       "t5": ["model.decoder_layers=1", "model.max_length=64"]}  # fmt: skip
 
 
 def write_text(folder: Path, documents: int = 60) -> Path:
@@ -55,7 +55,7 @@ def write_text(folder: Path, documents: int = 60) -> Path:
 
 def recipe_of(family: str, folder: Path, *changes: str):
     text = write_text(folder)
-    data = [f"data.train={text}", "data.format=blank", "data.hold_out=0.2"]
+    data = [f"data.train={text}", "data.format=blank_line_separated", "data.hold_out=0.2"]
     return read_recipe(RECIPES / f"pretrain-{family}-mini.yaml", [*TINY, *OWN.get(family, []), *data, *changes])
 
 
@@ -73,8 +73,8 @@ REACHED = {"gpt2": 1.3, "bert": 2.5, "roberta": 2.3, "bart": 2.2, "t5": 2.9}
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_each_mini_recipe_at_a_tiny_size_reaches_its_loss(family, tmp_path):
-    recipe = recipe_of(family, tmp_path, "train.steps=80", "valid.every=80", "train.learning_rate=0.01",
-                       "train.schedule=linear", "valid.samples=1")  # fmt: skip
+    recipe = recipe_of(family, tmp_path, "train.max_steps=80", "validation.every_steps=80", "train.learning_rate=0.01",
+                       "train.schedule=linear", "validation.num_samples=1")  # fmt: skip
     records = run_all(recipe, tmp_path / "run")
     valid = next(record for record in records if record.kind == "valid")
     assert valid.values["loss"] < REACHED[family]
@@ -86,10 +86,10 @@ def test_each_mini_recipe_at_a_tiny_size_reaches_its_loss(family, tmp_path):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("changes", [(), ("train.workers=3",), ("data.stream=true", "train.workers=2")],
+@pytest.mark.parametrize("changes", [(), ("train.num_workers=3",), ("data.streaming=true", "train.num_workers=2")],
                          ids=["plain", "workers", "stream"])  # fmt: skip
 def test_a_stopped_run_resumes_to_the_bit(family, changes, tmp_path):
-    recipe = recipe_of(family, tmp_path, "train.save_every=1", "train.accumulate=2", *changes)
+    recipe = recipe_of(family, tmp_path, "train.save_every=1", "train.gradient_accumulation_steps=2", *changes)
     run_all(recipe, tmp_path / "whole")
     stopped = fit(recipe, tmp_path / "cut", device="cpu")
     for _ in range(2):
@@ -102,8 +102,8 @@ def test_a_stopped_run_resumes_to_the_bit(family, changes, tmp_path):
 
 def test_a_process_killed_at_any_moment_resumes_to_the_same_bits(tmp_path):
     """Without warning, while workers read a stream; `bench/kills.py` is the long form."""
-    given = [*TINY, f"data.train={write_text(tmp_path)}", "data.format=blank", "data.hold_out=0.2", "valid.samples=0"]
-    given += ["data.stream=true", "train.workers=2", "train.steps=60", "train.save_every=2", "valid.every=30"]
+    given = [*TINY, f"data.train={write_text(tmp_path)}", "data.format=blank_line_separated", "data.hold_out=0.2", "validation.num_samples=0"]
+    given += ["data.streaming=true", "train.num_workers=2", "train.max_steps=60", "train.save_every=2", "validation.every_steps=30"]
     mini = str(RECIPES / "pretrain-bert-mini.yaml")
     run_all(read_recipe(mini, given), tmp_path / "whole")
     command = [sys.executable, "-m", "qkv.cli", "train", mini, *given, "--device", "cpu", "-o", str(tmp_path / "cut")]
@@ -127,13 +127,13 @@ def test_a_process_killed_at_any_moment_resumes_to_the_same_bits(tmp_path):
 def test_workers_change_no_weight(tmp_path):
     found = []
     for workers in (0, 3):
-        recipe = recipe_of("bert", tmp_path, f"train.workers={workers}")
+        recipe = recipe_of("bert", tmp_path, f"train.num_workers={workers}")
         run_all(recipe, tmp_path / f"run{workers}")
         found.append(weights(tmp_path / f"run{workers}"))
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("change", ["train.ema=0.9", "train.recompute=true", "train.average=2"])
+@pytest.mark.parametrize("change", ["train.ema_decay=0.9", "train.activation_checkpointing=true", "train.average_checkpoints=2"])
 def test_every_way_of_training_resumes_to_the_bit(change, tmp_path):
     recipe = recipe_of("gpt2", tmp_path, "train.save_every=1", change)
     run_all(recipe, tmp_path / "whole")
@@ -147,15 +147,15 @@ def test_every_way_of_training_resumes_to_the_bit(change, tmp_path):
 
 def test_working_activations_out_again_changes_no_weight(tmp_path):
     for change in ("false", "true"):
-        run_all(recipe_of("t5", tmp_path, f"train.recompute={change}"), tmp_path / change)
+        run_all(recipe_of("t5", tmp_path, f"train.activation_checkpointing={change}"), tmp_path / change)
     assert weights(tmp_path / "true") == weights(tmp_path / "false")
 
 
 def test_the_averaged_weights_are_what_is_scored_and_kept(tmp_path):
-    run_all(recipe_of("gpt2", tmp_path, "train.ema=0.5"), tmp_path / "run")
+    run_all(recipe_of("gpt2", tmp_path, "train.ema_decay=0.5"), tmp_path / "run")
     kept, _ = load_tensors(tmp_path / "run" / "model.safetensors")
     last, _ = load_tensors(tmp_path / "run" / LAST_CHECKPOINT)
-    name = "target.tokens.weight"
+    name = "target_embedding.tokens.weight"
     assert torch.equal(kept[name], last[f"trailing.{name}"])
     assert not torch.equal(kept[name], last[f"model.{name}"])
 
@@ -163,7 +163,7 @@ def test_the_averaged_weights_are_what_is_scored_and_kept(tmp_path):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_model_that_is_there_is_pretrained_on(family, tmp_path):
     first = run_all(recipe_of(family, tmp_path), tmp_path / "first")
-    on = [f"model={{from: {tmp_path / 'first'}}}", "text={}", "train.learning_rate=1.0e-9", "train.warmup=0"]
+    on = [f"model={{init_from: {tmp_path / 'first'}}}", "tokenizer={}", "train.learning_rate=1.0e-9", "train.warmup_steps=0"]
     more = run_all(recipe_of(family, tmp_path, *on), tmp_path / "more")
     began, ended = (next(r for r in records if r.kind == "valid") for records in (more, first[::-1]))
     assert began.values["loss"] == pytest.approx(ended.values["loss"], abs=1e-4)  # nothing of it was lost
@@ -174,7 +174,7 @@ def test_a_model_that_is_there_is_pretrained_on(family, tmp_path):
 
 def test_a_run_that_goes_on_from_another_resumes_to_the_bit(tmp_path):
     run_all(recipe_of("bart", tmp_path), tmp_path / "first")
-    on = [f"model={{from: {tmp_path / 'first'}, dropout: 0.3}}", "text={}", "train.save_every=1"]
+    on = [f"model={{init_from: {tmp_path / 'first'}, dropout: 0.3}}", "tokenizer={}", "train.save_every=1"]
     run_all(recipe_of("bart", tmp_path, *on), tmp_path / "whole")
     stopped = fit(recipe_of("bart", tmp_path, *on), tmp_path / "cut", device="cpu")
     for _ in range(2):
@@ -187,7 +187,7 @@ def test_a_run_that_goes_on_from_another_resumes_to_the_bit(tmp_path):
 
 def test_a_checkpoint_whose_head_says_nothing_of_text_gets_one_to_be_pretrained_on(tmp_path):
     run_all(recipe_of("bert", tmp_path), tmp_path / "first")
-    on = [f"model={{from: {tmp_path / 'body'}, dropout: 0.2}}", "text={}", "objective.masked.next_sentence=false"]
+    on = [f"model={{init_from: {tmp_path / 'body'}, dropout: 0.2}}", "tokenizer={}", "objective.mlm.next_sentence=false"]
     save(load(tmp_path / "first", head="body"), tmp_path / "body")
     run_all(recipe_of("bert", tmp_path, *on), tmp_path / "more")
     trained = load(tmp_path / "more").model.spec
@@ -198,15 +198,15 @@ def test_a_checkpoint_whose_head_says_nothing_of_text_gets_one_to_be_pretrained_
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        (["text.size=300"], "text: a model that is there has its tokeniser"),
-        (["text={}", "objective={causal: {}}"], "objective: causal needs a decoder, and bert is an encoder"),
-        (["text={}", "model.width=8"], "has its shape, but for dropout; leave out width"),
+        (["tokenizer.vocab_size=300"], "tokenizer: a model that is there has its tokeniser"),
+        (["tokenizer={}", "objective={clm: {}}"], "objective: causal needs a decoder, and bert is an encoder"),
+        (["tokenizer={}", "model.d_model=8"], "has its shape, but for dropout; leave out width"),
     ],
 )
 def test_what_does_not_go_with_a_model_that_is_pretrained_on_is_said(changes, said, tmp_path):
     run_all(recipe_of("bert", tmp_path), tmp_path / "first")
     with pytest.raises(InputError, match=said):
-        run_all(recipe_of("bert", tmp_path, f"model={{from: {tmp_path / 'first'}}}", *changes), tmp_path / "more")
+        run_all(recipe_of("bert", tmp_path, f"model={{init_from: {tmp_path / 'first'}}}", *changes), tmp_path / "more")
 
 
 def test_a_built_corpus_trains_as_its_text_does(tmp_path):
@@ -218,13 +218,13 @@ def test_a_built_corpus_trains_as_its_text_does(tmp_path):
     tokeniser = load(tmp_path / "run").source_tokenizer
     build_shards(tmp_path / "shards", corpus.Corpus([text], format="blank"), tokeniser)
     built = recipe_of("bert", tmp_path, f"data.train={tmp_path / 'shards'}", f"data.valid={text}",
-                      f"text.tokenizer={tmp_path / 'run'}", "text.size=null")  # fmt: skip
+                      f"tokenizer.path={tmp_path / 'run'}", "tokenizer.vocab_size=null")  # fmt: skip
     run_all(built, tmp_path / "built")
     assert weights(tmp_path / "built") == weights(tmp_path / "run")
 
 
 def test_several_objectives_are_mixed_by_weight(tmp_path):
-    recipe = recipe_of("t5", tmp_path, "objective={span: {weight: 3}, denoise: {permute: false}}")
+    recipe = recipe_of("t5", tmp_path, "objective={span_corruption: {weight: 3}, denoising: {permute_sentences: false}}")
     work = build_pretraining_workload(recipe, tmp_path)
     taken = [work.objective_at(step) for step in range(400)]
     assert taken.count("span") == pytest.approx(300, abs=40)
@@ -232,9 +232,9 @@ def test_several_objectives_are_mixed_by_weight(tmp_path):
 
 
 def test_held_out_perplexity_is_not_smoothed(tmp_path):
-    recipe = recipe_of("t5", tmp_path, "train.smoothing=0.3", "valid.every=6")
+    recipe = recipe_of("t5", tmp_path, "train.label_smoothing=0.3", "validation.every_steps=6")
     records = run_all(recipe, tmp_path / "run")
-    found = evaluate_perplexity(load(tmp_path / "run"), recipe_of("t5", tmp_path, "train.smoothing=0"), None)
+    found = evaluate_perplexity(load(tmp_path / "run"), recipe_of("t5", tmp_path, "train.label_smoothing=0"), None)
     valid = next(record for record in records if record.kind == "valid")
     assert valid.values["loss"] == pytest.approx(found["loss"], rel=1e-4)
 
@@ -257,12 +257,12 @@ def test_the_log_holds_speed_share_time_left_and_samples(tmp_path):
 
 
 def test_weights_that_are_no_numbers_are_never_saved(tmp_path):
-    recipe = recipe_of("gpt2", tmp_path, "train.save_every=1", "train.steps=9", "valid.every=9")
+    recipe = recipe_of("gpt2", tmp_path, "train.save_every=1", "train.max_steps=9", "validation.every_steps=9")
     run = fit(recipe, tmp_path / "run", device="cpu")
     next(run)  # of step 2
     saved = (tmp_path / "run" / LAST_CHECKPOINT).read_bytes()
     run.close()
-    broken = recipe_of("gpt2", tmp_path, "train.save_every=1", "train.steps=9", "valid.every=9")
+    broken = recipe_of("gpt2", tmp_path, "train.save_every=1", "train.max_steps=9", "validation.every_steps=9")
 
     class Diverging(loop.Run):
         def step(self, ready, learning_rate, tally):
@@ -292,30 +292,30 @@ def test_no_memory_is_one_line_and_the_run_goes_on_with_smaller_parts(error, tmp
 
     with monkeypatch.context() as patch:
         patch.setattr(loop.Run, "step", step)
-        with pytest.raises(InputError, match=r"out of memory; raise train\.accumulate"):
+        with pytest.raises(InputError, match=r"out of memory; raise train\.gradient_accumulation_steps"):
             run_all(recipe, tmp_path / "run")
-    smaller = recipe_of("gpt2", tmp_path, "train.save_every=1", "train.accumulate=4")
+    smaller = recipe_of("gpt2", tmp_path, "train.save_every=1", "train.gradient_accumulation_steps=4")
     assert run_all(smaller, tmp_path / "run")[-1].kind == "finish"
 
 
 @pytest.mark.parametrize(
     ("family", "change", "said"),
     [
-        ("gpt2", "objective=masked", "masked needs an encoder, and gpt2 is a decoder; try causal"),
+        ("gpt2", "objective=mlm", "masked needs an encoder, and gpt2 is a decoder; try causal"),
         ("bert", "objective=causl", "unknown key 'objective.causl'; did you mean 'causal'"),
-        ("bert", "objective.masked.rate=2", "rate is 2"),
-        ("roberta", "objective.masked.next_sentence=true", "roberta has no head for it"),
-        ("bert", "data.length=65", "the model takes at most 64"),
-        ("bert", "data.length=4", "leaves no room for text"),
-        ("bert", "data.pieces=packed", "cut at sentences, not packed"),
+        ("bert", "objective.mlm.mask_prob=2", "rate is 2"),
+        ("roberta", "objective.mlm.next_sentence=true", "roberta has no head for it"),
+        ("bert", "data.max_length=65", "the model takes at most 64"),
+        ("bert", "data.max_length=4", "leaves no room for text"),
+        ("bert", "data.chunking=packed", "cut at sentences, not packed"),
         ("bert", "data.hold_out=0", "no held-out text"),
         ("bert", "data.valid=nowhere.txt", "nowhere.txt: no such file"),
         ("bert", "train.batch_tokens=20", "set train.batch_tokens to"),
-        ("bert", "text={tokenizer: nowhere}", "nowhere"),
-        ("bert", "text.tokenizer=nowhere", "leave out those keys"),
-        ("bert", "text.size=null", "its own kind needs text.size"),
-        ("gpt2", "train.smoothing=0.1", "goes with denoise and span"),
-        ("gpt2", "train.agree=1", "go with pairs"),
+        ("bert", "tokenizer={path: nowhere}", "nowhere"),
+        ("bert", "tokenizer.path=nowhere", "leave out those keys"),
+        ("bert", "tokenizer.vocab_size=null", "its own kind needs tokenizer.vocab_size"),
+        ("gpt2", "train.label_smoothing=0.1", "goes with denoise and span"),
+        ("gpt2", "train.rdrop_alpha=2.0", "go with pairs"),
     ],
 )
 def test_a_slip_is_one_line_that_names_its_key(family, change, said, tmp_path):

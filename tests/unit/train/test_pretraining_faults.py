@@ -18,18 +18,18 @@ from qkv.tokenization.tokenizer import train_tokenizer
 from qkv.train.checkpoint import BEST_WEIGHTS, LAST_CHECKPOINT
 
 ENCODER_DECODER = """
-data: {{train: {folder}/text.txt, format: blank, hold_out: 0.2, length: 32}}
-text: {{tokenizer: {folder}/tokeniser}}
+data: {{train: {folder}/text.txt, format: blank_line_separated, hold_out: 0.2, max_length: 32}}
+tokenizer: {{path: {folder}/tokeniser}}
 objective: {objective}
 model: {{family: {family}, {model}}}
-train: {{steps: 2, batch_tokens: 512, log_every: 1, warmup: 1}}
-valid: {{every: 2, tokens: 300, samples: 1}}
+train: {{max_steps: 2, batch_tokens: 512, log_every: 1, warmup_steps: 1}}
+validation: {{every_steps: 2, max_tokens: 300, num_samples: 1}}
 """
 SMALL = {
-    "transformer": "size: tiny, width: 16, heads: 2, layers: 1, hidden: 32, length: 64",
-    "rnn": "size: small, width: 12, hidden: 16, layers: 1, length: 64",
-    "marian": "size: opus, width: 16, heads: 2, decoder_heads: 2, layers: 1, decoder_layers: 1, hidden: 32, "
-    "decoder_hidden: 32, length: 64",
+    "transformer": "size: tiny, d_model: 16, heads: 2, layers: 1, d_ff: 32, max_length: 64",
+    "rnn": "size: small, d_model: 12, hidden_size: 16, layers: 1, max_length: 64",
+    "marian": "size: opus, d_model: 16, heads: 2, decoder_heads: 2, layers: 1, decoder_layers: 1, d_ff: 32, "
+    "decoder_d_ff: 32, max_length: 64",
 }
 
 
@@ -70,7 +70,7 @@ def a_tokeniser(folder: Path, like: str) -> None:
 @pytest.mark.parametrize("stream", ["false", "true"])
 def test_text_that_cannot_be_trained_on_is_named(name, text, said, stream, tmp_path):
     path = written(tmp_path, name, text)
-    assert said.format(path) in said_of("roberta", tmp_path, f"data.train={path}", f"data.stream={stream}")
+    assert said.format(path) in said_of("roberta", tmp_path, f"data.train={path}", f"data.streaming={stream}")
 
 
 @pytest.mark.parametrize(
@@ -78,15 +78,15 @@ def test_text_that_cannot_be_trained_on_is_named(name, text, said, stream, tmp_p
     [
         (["data.valid={empty}"], "data.valid: {empty}: no text in it"),
         (["data.valid={short}"], "held-out text (data.valid, data.hold_out): next-sentence pairs need two documents"),
-        (["data.valid={short}", "objective.masked={rate: 0.01}"], "no token of the held-out text is asked for"),
+        (["data.valid={short}", "objective.mlm={mask_prob: 0.01}"], "no token of the held-out text is asked for"),
         (["data.hold_out=0.9999"], "hold out less (data.hold_out)"),
         (["data.train=[]"], "names no file"),
         (["data.train=''"], "names no file"),
         (["data.train=3"], "key 'data.train' cannot be 3"),
-        (["model.heads=5"], "model: a width of 32 does not divide into 5 heads; see model.width, model.heads"),
+        (["model.heads=5"], "model: a width of 32 does not divide into 5 heads; see model.d_model, model.heads"),
         (["model.size=[1, 2]"], "model.size: bert has no size '[1, 2]'"),
         (["objective=5"], "key 'objective' cannot be 5: it is a section of keys: causal, masked, denoise, span"),
-        (["objective.masked.rate=-1"], "key 'objective.masked': rate is -1.0; a share lies between 0 and 1"),
+        (["objective.mlm.mask_prob=-1"], "key 'objective.mlm': rate is -1.0; a share lies between 0 and 1"),
     ],
 )  # fmt: skip
 def test_a_wrong_value_is_named_by_its_key(changes, said, tmp_path):
@@ -98,18 +98,18 @@ def test_a_wrong_value_is_named_by_its_key(changes, said, tmp_path):
 @pytest.mark.parametrize(
     ("family", "like", "objective", "said"),
     [
-        ("bert", "gpt2", "masked", "text.tokenizer: this vocabulary has no mask token; train the tokeniser for bert"),
-        ("bart", "bart", "span", "text.tokenizer: this vocabulary has no sentinels"),
-        ("gpt", "gpt", "causal", "data.pieces: packed documents need an end token between, which this tokeniser lacks"),
-        ("transformer", "gpt", "denoise", "text.tokenizer: this tokeniser has no start token"),
+        ("bert", "gpt2", "masked", "tokenizer.path: this vocabulary has no mask token; train the tokeniser for bert"),
+        ("bart", "bart", "span", "tokenizer.path: this vocabulary has no sentinels"),
+        ("gpt", "gpt", "causal", "data.chunking: packed documents need an end token between, which this tokeniser lacks"),
+        ("transformer", "gpt", "denoise", "tokenizer.path: this tokeniser has no start token"),
     ],
 )
 def test_a_tokeniser_that_does_not_fit_is_refused_with_one_that_does(family, like, objective, said, tmp_path):
     a_tokeniser(tmp_path, like)
     mini = family if family in ("bert", "bart") else "gpt2"
-    own = [f"text={{tokenizer: {tmp_path / 'tokeniser'}}}", f"objective={objective}"]
+    own = [f"tokenizer={{path: {tmp_path / 'tokeniser'}}}", f"objective={objective}"]
     if family in ("gpt", "transformer"):
-        own += [f"model={{family: {family}, size: {'base' if family == 'gpt' else 'tiny'}, length: 64}}"]
+        own += [f"model={{family: {family}, size: {'base' if family == 'gpt' else 'tiny'}, max_length: 64}}"]
     assert said in said_of(mini, tmp_path, *own)
 
 
@@ -122,7 +122,7 @@ def test_a_family_without_a_vocabulary_of_its_own_takes_another_ones(family, lik
     path.write_text(ENCODER_DECODER.format(folder=tmp_path, objective=objective, family=family, model=SMALL[family]))
     assert run_all(read_recipe(path), tmp_path / "run")[-1].kind == "finish"
     loaded = load(tmp_path / "run")
-    begins = "pad" if like == "t5" or family == "marian" else "start"
+    begins = "pad_id" if like == "t5" or family == "marian" else "bos_id"
     assert loaded.model.spec.bos_id == getattr(loaded.source_tokenizer, begins)
 
 
@@ -135,8 +135,8 @@ def test_a_model_that_no_memory_holds_is_said_before_anything_is_written(tmp_pat
 
 
 def test_noise_that_makes_a_text_too_long_for_the_model_names_its_key(tmp_path):
-    changes = ["objective={denoise: {infill: 0.9, mean: 0.1}}", "data.length=64"]
-    assert "objective.denoise.mean" in said_of("bart", tmp_path, *changes)
+    changes = ["objective={denoising: {infill_ratio: 0.9, poisson_lambda: 0.1}}", "data.max_length=64"]
+    assert "objective.denoising.poisson_lambda" in said_of("bart", tmp_path, *changes)
 
 
 def test_a_file_whose_name_tells_its_format_is_scored_in_that_format(tmp_path, capsys):
@@ -155,8 +155,8 @@ def test_a_file_whose_name_tells_its_format_is_scored_in_that_format(tmp_path, c
 
 def test_the_cost_of_a_recipe_is_told_without_its_text(tmp_path, capsys):
     path = tmp_path / "recipe.yaml"
-    text = ENCODER_DECODER.format(folder=tmp_path, objective="span", family="t5", model="size: small, length: 64")
-    path.write_text(text.replace(f"tokenizer: {tmp_path}/tokeniser", "size: 8000"))
+    text = ENCODER_DECODER.format(folder=tmp_path, objective="span_corruption", family="t5", model="size: small, max_length: 64")
+    path.write_text(text.replace(f"path: {tmp_path}/tokeniser", "vocab_size: 8000"))
     app(["cost", str(path)], standalone_mode=False)
     assert "parameters" in capsys.readouterr().out
 

@@ -19,7 +19,7 @@ def recipe(tmp_path):
 
 
 def test_changes_on_the_command_line_win(recipe):
-    read = read_recipe(recipe, ["train.steps=7", "model.width=32", "data.hold_out={test: 0.1}"])
+    read = read_recipe(recipe, ["train.max_steps=7", "model.d_model=32", "data.hold_out={test: 0.1}"])
     assert (read.train.max_steps, model_config(read).width, read.data.hold_out) == (7, 32, {"test": 0.1})
 
 
@@ -35,26 +35,26 @@ def test_a_recipe_written_down_reads_back_the_same(recipe, tmp_path):
         ("train.stepps=3", r"unknown key 'train\.stepps'; did you mean 'steps'"),
         ("trian.steps=3", r"unknown key 'trian'; did you mean 'train'"),
         ("model.widht=3", r"unknown key 'model\.widht'; did you mean 'width'"),
-        ("text.source.kinds=bpe", r"unknown key 'text\.source\.kinds'; did you mean 'kind'"),
+        ("tokenizer.source.kinds=bpe", r"unknown key 'tokenizer\.source\.kinds'; did you mean 'kind'"),
         ("train.epochs=2", r"steps and epochs say the same thing twice"),
-        ("train={epochs: 2}", r"train\.epochs: goes with tasks; give train\.steps here"),
-        ("train.steps=many", r"key 'train\.steps' cannot be 'many'"),
+        ("train={epochs: 2}", r"train\.epochs: goes with tasks; give train\.max_steps here"),
+        ("train.max_steps=many", r"key 'train\.max_steps' cannot be 'many'"),
         ("model.family=transfromer", r"no family 'transfromer'; did you mean 'transformer'"),
         ("model.size=hug", "no size 'hug'"),
-        ("model.width=wide", r"key 'model\.width' cannot be 'wide'"),
+        ("model.d_model=wide", r"key 'model\.d_model' cannot be 'wide'"),
         ("train.schedule=round", r"key 'train\.schedule' cannot be 'round'"),
-        ("train.steps=0", r"key 'train\.steps' cannot be 0: input should be greater than or equal to 1"),
+        ("train.max_steps=0", r"key 'train\.max_steps' cannot be 0: input should be greater than or equal to 1"),
         ("train.batch_tokens=-5", r"key 'train\.batch_tokens' cannot be -5"),
         ("train.learning_rate=.nan", r"key 'train\.learning_rate' cannot be nan"),
         ("train.betas=[0.9]", r"key 'train\.betas' cannot be \[0\.9\]"),
-        ("train.own=1.5", r"key 'train\.own' cannot be 1\.5"),
-        ("valid.every=0", r"key 'valid\.every' cannot be 0"),
+        ("train.scheduled_sampling=1.5", r"key 'train\.scheduled_sampling' cannot be 1\.5"),
+        ("validation.every_steps=0", r"key 'validation\.every_steps' cannot be 0"),
         ("model.heads=0", r"key 'model\.heads' cannot be 0"),
         ("model.dropout=1.5", r"key 'model\.dropout' cannot be 1\.5"),
         ("model.position=sinus", r"key 'model\.position' cannot be 'sinus'"),
         ("nonsense", "written key=value"),
-        ("train.steps.more=1", "steps is a value, not a section"),
-        ("train.steps=[", "not YAML"),
+        ("train.max_steps.more=1", "steps is a value, not a section"),
+        ("train.max_steps=[", "not YAML"),
     ],
 )
 def test_a_slip_in_a_recipe_is_named_with_what_was_meant(recipe, change, said):
@@ -83,7 +83,7 @@ def test_a_missing_recipe_is_named(tmp_path):
 
 def test_the_paper_rate_is_the_papers(recipe):
     """Vaswani et al. 2017, 5.3: base (512 wide, 4000 steps of warm-up) peaks at 512^-1/2 * 4000^-1/2."""
-    read = read_recipe(recipe, ["train.paper_rate=1", "train.warmup=4000", "model.width=512", "model.heads=8"])
+    read = read_recipe(recipe, ["train.noam_factor=1", "train.warmup_steps=4000", "model.d_model=512", "model.heads=8"])
     assert peak_learning_rate(read, model_spec(read, source=9, target=9)) == pytest.approx(512**-0.5 * 4000**-0.5)
 
 

@@ -130,7 +130,7 @@ def test_a_table_most_of_which_is_used_is_trained_as_a_whole_from_then_on() -> N
 
 def test_only_large_embeddings_that_are_looked_up_alone_are_trained_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lazy_adamw, "_FEWEST", 40)
-    small = {"width": 16, "heads": 2, "layers": 1, "hidden": 32}
+    small = {"d_model": 16, "heads": 2, "layers": 1, "d_ff": 32}
 
     def found(family, head: str, **fields: int) -> list[LazyEmbedding]:
         return find_lazy_embeddings(build(family.spec(family.Shape(**small), head=head, **fields)))
@@ -161,7 +161,7 @@ def test_embeddings_trained_by_rows_end_as_whole_ones_do_and_resume_to_the_bit(
     asleep = ~taken[-1].awake
     usual, found = (load_tensors(tmp_path / run / "model.safetensors")[0] for run in ("usual", "whole"))
     assert asleep.any()
-    assert (usual["source.tokens.weight"][asleep] != load(tmp_path / "bert").model.source_embedding.tokens.weight[asleep]).any()
+    assert (usual["source_embedding.tokens.weight"][asleep] != load(tmp_path / "bert").model.source_embedding.tokens.weight[asleep]).any()
     torch.testing.assert_close(found, usual, atol=1e-5, rtol=1e-4)
     stopped = fit(recipe, tmp_path / "cut", device="cpu")
     for _ in range(3):

@@ -22,12 +22,12 @@ from qkv.train.multi_run import final_metrics, with_folds
 def home(tmp_path) -> Path:
     write_reviews(tmp_path / "mine.csv", 60)
     write_model("bert", tmp_path / "bert")
-    (tmp_path / "r.yaml").write_text(recipe_text(tmp_path / "bert", tmp_path / "mine.csv", train={"steps": 4}))
+    (tmp_path / "r.yaml").write_text(recipe_text(tmp_path / "bert", tmp_path / "mine.csv", train={"max_steps": 4}))
     return tmp_path
 
 
 def test_several_seeds_give_a_mean_and_a_deviation(home):
-    done = qkv("train", "r.yaml", "--seeds", "3", "-o", "out", cwd=home)
+    done = qkv("train", "r.yaml", "--num-seeds", "3", "-o", "out", cwd=home)
     assert done.returncode == 0, done.stderr
     told = json.loads((home / "out-seeds.json").read_text())
     assert told["runs"] == ["seed1", "seed2", "seed3"]
@@ -45,16 +45,16 @@ def test_several_seeds_give_a_mean_and_a_deviation(home):
 
 
 def test_a_finished_seed_is_not_repeated(home):
-    qkv("train", "r.yaml", "--seeds", "2", "-o", "out", cwd=home)
+    qkv("train", "r.yaml", "--num-seeds", "2", "-o", "out", cwd=home)
     before = (home / "out-seed1" / "model.safetensors").stat().st_mtime_ns
-    done = qkv("train", "r.yaml", "--seeds", "3", "-o", "out", cwd=home)
+    done = qkv("train", "r.yaml", "--num-seeds", "3", "-o", "out", cwd=home)
     assert done.stdout.count("finished at step") == 1
     assert (home / "out-seed1" / "model.safetensors").stat().st_mtime_ns == before
     assert len(json.loads((home / "out-seeds.json").read_text())["runs"]) == 3
 
 
 def test_a_kept_mean_of_checkpoints_is_scored_as_such(home):
-    qkv("train", "r.yaml", "train.average=2", "valid.every=1", "-o", "run", cwd=home)
+    qkv("train", "r.yaml", "train.average_checkpoints=2", "validation.every_steps=1", "-o", "run", cwd=home)
     lines = [json.loads(line) for line in (home / "run" / "log.jsonl").read_text().splitlines()]
     found = final_metrics(home / "run")
     kept = lines[-1] if lines[-1]["averaged"] else next(
@@ -65,7 +65,7 @@ def test_a_kept_mean_of_checkpoints_is_scored_as_such(home):
 
 
 def test_folds_hold_out_each_example_once(home):
-    done = qkv("train", "r.yaml", "--folds", "3", "-o", "out", cwd=home)
+    done = qkv("train", "r.yaml", "--num-folds", "3", "-o", "out", cwd=home)
     assert done.returncode == 0, done.stderr
     told = json.loads((home / "out-folds.json").read_text())
     assert told["runs"] == ["fold1of3", "fold2of3", "fold3of3"]
@@ -83,14 +83,14 @@ def test_a_fold_keeps_the_test_part_apart(home):
 
 def test_pairs_have_seeds_and_no_folds(tmp_path):
     recipe = write_task(tmp_path)
-    must_refuse(qkv("train", recipe, "--folds", "2", "-o", "out", cwd=tmp_path), "--folds goes with tasks")
-    done = qkv("train", recipe, "train.steps=2", "--seeds", "2", "-o", "out", cwd=tmp_path)
+    must_refuse(qkv("train", recipe, "--num-folds", "2", "-o", "out", cwd=tmp_path), "--num-folds goes with tasks")
+    done = qkv("train", recipe, "train.max_steps=2", "--num-seeds", "2", "-o", "out", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "per" in json.loads((tmp_path / "out-seeds.json").read_text())["figures"]
 
 
 def test_a_class_that_lies_in_one_fold_is_said_before_the_first_run(home):
     write_reviews(home / "mine.csv", 60, extra=[("a lonely word", "lonely")])
-    done = qkv("train", "r.yaml", "--folds", "3", "-o", "out", cwd=home)
-    must_refuse(done, "--folds: all examples of 'lonely' lie in fold", "another number of folds")
+    done = qkv("train", "r.yaml", "--num-folds", "3", "-o", "out", cwd=home)
+    must_refuse(done, "--num-folds: all examples of 'lonely' lie in fold", "another number of folds")
     assert not list(home.glob("out*"))

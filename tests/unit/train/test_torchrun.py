@@ -25,15 +25,15 @@ TWO = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
 STILL = ["model.dropout=0", "model.attention_dropout=0"]
 SPREADS = ("ddp", "fsdp")
 WAYS = {
-    "adapters": ["tune.adapters={rank: 2, dropout: 0.1, matrices: [q, v, down]}", "train.spread=ddp"],
-    "mix": ["tune.features=mix", "train.spread=fsdp"],
+    "adapters": ["finetune.lora={rank: 2, dropout: 0.1, target_modules: [q, v, down]}", "train.strategy=ddp"],
+    "mix": ["finetune.feature_layers=scalar_mix", "train.strategy=fsdp"],
 }
 
 
 def changes_of(family: str, folder: Path, *changes: str) -> tuple[str, list[str]]:
     """A mini recipe, and what makes a tiny one of it."""
     text = folder / "text.txt"
-    data = [f"data.train={text}", "data.format=blank", "data.hold_out=0.2", "valid.samples=1", "train.log_every=1"]
+    data = [f"data.train={text}", "data.format=blank_line_separated", "data.hold_out=0.2", "validation.num_samples=1", "train.log_every=1"]
     return str(RECIPES / f"pretrain-{family}-mini.yaml"), [*TINY, *OWN.get(family, []), *data, *changes]
 
 
@@ -79,7 +79,7 @@ def by_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_text(home)
     write_reviews(home / "mine.csv")
     (home / "tuned.yaml").write_text(recipe_text(write_model("bert", home / "bert"), home / "mine.csv"))
-    runs = {spread: changes_of("bert", home, *STILL, f"train.spread={spread}") for spread in SPREADS}
+    runs = {spread: changes_of("bert", home, *STILL, f"train.strategy={spread}") for spread in SPREADS}
     runs |= {way: (str(home / "tuned.yaml"), [*changes, "train.log_every=1"]) for way, changes in WAYS.items()}
     given = [words(recipe, changes, home / name) for name, (recipe, changes) in runs.items()]
     (home / "commands.json").write_text(json.dumps(list(zip(free_ports(len(given)), given, strict=True))))
@@ -104,7 +104,7 @@ def test_two_processes_have_the_losses_of_one(spread, by_two, tmp_path):
 @pytest.mark.parametrize("way", WAYS)
 def test_two_processes_tune_as_one_does(way, by_two, tmp_path):
     """One process takes both parts, so that dropout draws the same."""
-    by_one(str(by_two / "tuned.yaml"), [*WAYS[way][:1], "train.log_every=1", "train.accumulate=2"], tmp_path / "one")
+    by_one(str(by_two / "tuned.yaml"), [*WAYS[way][:1], "train.log_every=1", "train.gradient_accumulation_steps=2"], tmp_path / "one")
     assert losses(by_two / way) == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
     one, two = (load(folder).model.state_dict() for folder in (tmp_path / "one", by_two / way))
     assert all((one[name] - two[name]).abs().max() < 1e-3 for name in one)
@@ -113,8 +113,8 @@ def test_two_processes_tune_as_one_does(way, by_two, tmp_path):
 def test_a_run_killed_with_two_processes_goes_on_with_one_to_the_same_bits(tmp_path):
     """With dropout; one process takes both parts, so that the same numbers are added up."""
     write_text(tmp_path)
-    long = ["train.steps=20", "train.save_every=1", "valid.every=10"]
-    alone = changes_of("bart", tmp_path, *long, "train.accumulate=2")
+    long = ["train.max_steps=20", "train.save_every=1", "validation.every_steps=10"]
+    alone = changes_of("bart", tmp_path, *long, "train.gradient_accumulation_steps=2")
     by_one(*alone, tmp_path / "whole")
     kill_after_a_checkpoint(words(*changes_of("bart", tmp_path, *long), tmp_path / "cut"), tmp_path / "cut")
     assert not (tmp_path / "cut" / "model.safetensors").exists()
@@ -125,7 +125,7 @@ def test_a_run_killed_with_two_processes_goes_on_with_one_to_the_same_bits(tmp_p
 
 def test_shards_of_two_processes_are_taken_up_by_one(tmp_path):
     write_text(tmp_path)
-    long = ["train.steps=20", "train.save_every=1", "valid.every=10", "train.spread=fsdp", "model.embed_dropout=0"]
+    long = ["train.max_steps=20", "train.save_every=1", "validation.every_steps=10", "train.strategy=fsdp", "model.embed_dropout=0"]
     given = changes_of("gpt2", tmp_path, *long, *STILL)
     by_one(*given, tmp_path / "whole")
     kill_after_a_checkpoint(words(*given, tmp_path / "cut"), tmp_path / "cut")

@@ -24,13 +24,13 @@ from qkv.train.workloads.task_data import read_split
 FAMILIES = ("bert", "gpt2", "roberta", "bart", "t5")
 WAYS = {
     "all": [],
-    "head": ["tune.parts=head"],
-    "last": ["tune.features=last"],
-    "last_four": ["tune.features=last_four"],
-    "mix": ["tune.features=mix"],
-    "decay": ["tune.layer_decay=0.7"],
-    "adapters": ["tune.adapters={rank: 2, dropout: 0.1, matrices: [q, v, down]}"],
-    "balanced": ["tune.class_weights=balanced", "train.smoothing=0.1"],
+    "head": ["finetune.trainable=head"],
+    "last": ["finetune.feature_layers=last"],
+    "last_four": ["finetune.feature_layers=concat_last_4"],
+    "mix": ["finetune.feature_layers=scalar_mix"],
+    "decay": ["finetune.layerwise_lr_decay=0.7"],
+    "adapters": ["finetune.lora={rank: 2, dropout: 0.1, target_modules: [q, v, down]}"],
+    "balanced": ["finetune.class_weights=balanced", "train.label_smoothing=0.1"],
 }
 
 
@@ -75,7 +75,7 @@ def changed(folder: Path, base: Path) -> set[str]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_learns_to_classify(family, home, tmp_path):
-    recipe = recipe_of(home, family, "train.steps=80", "valid.every=40", "train.learning_rate=0.01")
+    recipe = recipe_of(home, family, "train.max_steps=80", "validation.every_steps=40", "train.learning_rate=0.01")
     finish = run_all(recipe, tmp_path / "run")[-1]
     assert finish.values["accuracy"] > 0.9
     loaded = load(tmp_path / "run")
@@ -103,10 +103,10 @@ def test_every_way_resumes_to_the_bit(way, home, tmp_path):
 def test_a_frozen_body_does_not_move(way, home, tmp_path):
     run_all(recipe_of(home, "bert", *WAYS[way]), tmp_path / "run")
     parts = {name.split(".")[0] for name in changed(tmp_path / "run", home / "bert")}
-    assert parts == {"head"} | ({"mix"} if way == "mix" else {"encoder"} if way == "adapters" else set())
+    assert parts == {"head"} | ({"scalar_mix"} if way == "mix" else {"encoder"} if way == "adapters" else set())
     if way == "adapters":
         names = {n for n in changed(tmp_path / "run", home / "bert") if n.startswith("encoder")}
-        assert all(name.endswith((".into", ".back")) for name in names)
+        assert all(name.endswith((".lora_A", ".lora_B")) for name in names)
 
 
 @pytest.mark.parametrize("way", ["mix", "last_four"])
@@ -124,7 +124,7 @@ def test_features_are_read_from_every_kind_of_body(family, way, home, tmp_path):
 
 
 def test_epochs_shares_and_validations_become_steps(home, tmp_path):
-    recipe = recipe_of(home, "bert", "train={epochs: 1.5, batch_tokens: 256, warmup: 0.5, log_every: 1}", "valid={}")
+    recipe = recipe_of(home, "bert", "train={epochs: 1.5, batch_tokens: 256, warmup_ratio: 0.5, log_every: 1}", "validation={}")
     records = run_all(recipe, tmp_path / "run")
     note = next(record for record in records if record.kind == "note")
     epoch = build_finetune_workload(recipe, tmp_path / "nowhere").batches_per_epoch()
@@ -139,7 +139,7 @@ def test_epochs_shares_and_validations_become_steps(home, tmp_path):
 
 def test_the_next_token_can_be_asked_for_beside_the_task(home, tmp_path):
     plain, beside = (
-        run_all(recipe_of(home, "gpt2", f"tune.language={weight}", "train.steps=2"), tmp_path / str(weight))
+        run_all(recipe_of(home, "gpt2", f"finetune.lm_loss_weight={weight}", "train.max_steps=2"), tmp_path / str(weight))
         for weight in (0, 0.5)
     )
     first, second = (next(r.values for r in records if r.kind == "train") for records in (plain, beside))
@@ -147,22 +147,22 @@ def test_the_next_token_can_be_asked_for_beside_the_task(home, tmp_path):
     assert second["language_loss"] > 0
     assert weights(tmp_path / "0") != weights(tmp_path / "0.5")
     with pytest.raises(InputError, match="goes with a decoder"):
-        run_all(recipe_of(home, "bert", "tune.language=0.5"), tmp_path / "bert")
+        run_all(recipe_of(home, "bert", "finetune.lm_loss_weight=0.5"), tmp_path / "bert")
 
 
 def test_patience_stops_a_run_that_gets_no_better(home, tmp_path):
-    changes = ["train.learning_rate=0", "train.steps=50", "valid.every=1", "valid.patience=3", "tune.parts=head"]
+    changes = ["train.learning_rate=0", "train.max_steps=50", "validation.every_steps=1", "validation.patience=3", "finetune.trainable=head"]
     assert run_all(recipe_of(home, "bert", *changes), tmp_path / "run")[-1].step == 4
 
 
 def test_smoothing_is_the_loss_of_the_smoothed_labels(home, tmp_path):
     first = {}
     for share in (0.0, 0.4):
-        changes = [f"train.smoothing={share}", "train.steps=1", "train.log_every=1", "train.learning_rate=0"]
+        changes = [f"train.label_smoothing={share}", "train.max_steps=1", "train.log_every=1", "train.learning_rate=0"]
         records = run_all(recipe_of(home, "roberta", *changes), tmp_path / str(share))
         first[share] = next(record.values["loss"] for record in records if record.kind == "train")
     assert first[0.4] != first[0.0]
-    assert build_finetune_workload(recipe_of(home, "bert", "train.smoothing=0.4"), tmp_path).task.smoothing == 0.4
+    assert build_finetune_workload(recipe_of(home, "bert", "train.label_smoothing=0.4"), tmp_path).task.smoothing == 0.4
 
 
 # ---- adapters -------------------------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ def test_smoothing_is_the_loss_of_the_smoothed_labels(home, tmp_path):
 
 @pytest.fixture
 def adapted(home, tmp_path):
-    recipe = recipe_of(home, "bert", *WAYS["adapters"], "train.steps=20", "valid.every=10")
+    recipe = recipe_of(home, "bert", *WAYS["adapters"], "train.max_steps=20", "validation.every_steps=10")
     run_all(recipe, tmp_path / "run")
     return tmp_path / "run"
 
@@ -178,7 +178,7 @@ def adapted(home, tmp_path):
 def test_a_run_with_adapters_is_a_small_file_beside_its_base(adapted, home):
     assert not (adapted / "model.safetensors").exists()
     tensors, _ = load_tensors(adapted / "adapter.safetensors")
-    assert all(name.startswith("head.") or name.endswith((".into", ".back")) for name in tensors)
+    assert all(name.startswith("head.") or name.endswith((".lora_A", ".lora_B")) for name in tensors)
     notes = json.loads((adapted / "adapter.json").read_text())
     assert notes["base"] == str(home / "bert")
     assert run_all(read_recipe(adapted / "recipe.yaml"), adapted) == []  # it is finished
@@ -247,9 +247,9 @@ def test_a_run_does_not_go_on_from_another_base(home, tmp_path):
         run_all(recipe, tmp_path / "cut")
 
 
-@pytest.mark.parametrize("change", ["train.recompute=true", "train.ema=0.9", "train.average=2", "train.accumulate=2"])
+@pytest.mark.parametrize("change", ["train.activation_checkpointing=true", "train.ema_decay=0.9", "train.average_checkpoints=2", "train.gradient_accumulation_steps=2"])
 def test_adapters_go_with_every_way_of_training(change, home, tmp_path):
-    recipe = recipe_of(home, "gpt2", "tune.adapters={rank: 2}", change, "train.save_every=1")
+    recipe = recipe_of(home, "gpt2", "finetune.lora={rank: 2}", change, "train.save_every=1")
     run_all(recipe, tmp_path / "whole")
     stopped = fit(recipe, tmp_path / "cut", device="cpu")
     for _ in range(3):
@@ -268,9 +268,9 @@ def test_a_model_is_learned_from_nothing_with_a_tokeniser_of_its_own(family, hom
     fields = shape_of(family).__dict__ | {"family": family, "size": next(iter(families.get_family(family).SIZES))}
     model = {key: value for key, value in fields.items() if value is not None}
     model.pop("scaled_start", None)
-    train = {"steps": 60, "learning_rate": 0.01, "save_every": 10}
-    text = {"size": 400 if family == "gpt2" else 90}
-    recipe = recipe_of(home, family, model=model, text=text, train=train, valid={"every": 30})
+    train = {"max_steps": 60, "learning_rate": 0.01, "save_every": 10}
+    text = {"vocab_size": 400 if family == "gpt2" else 90}
+    recipe = recipe_of(home, family, model=model, text=text, train=train, valid={"every_steps": 30})
     finish = run_all(recipe, tmp_path / "whole")[-1]
     assert finish.values["accuracy"] > 0.8
     stopped = fit(recipe, tmp_path / "cut", device="cpu")
@@ -295,11 +295,11 @@ def test_a_bilstm_reads_its_states_by_attention_with_a_learned_query():
 
 def test_each_example_is_held_out_in_one_fold(home):
     recipe = recipe_of(home, "bert")
-    whole = {one.where for part in ("train", "valid") for one in read_split(recipe.data, part)}
+    whole = {one.location for part in ("train", "valid") for one in read_split(recipe.data, part)}
     seen: list[str] = []
     for number in range(1, 5):
         folded = recipe_of(home, "bert", "data.hold_out={}", f"data.fold=[{number}, 4]")
-        held, rest = ({one.where for one in read_split(folded.data, part)} for part in ("valid", "train"))
+        held, rest = ({one.location for one in read_split(folded.data, part)} for part in ("valid", "train"))
         assert held | rest == whole
         assert not held & rest
         seen += held
@@ -313,35 +313,35 @@ def test_each_example_is_held_out_in_one_fold(home):
     ("changes", "said"),
     [
         (["train.epochs=2"], "steps and epochs say the same thing twice"),
-        (["train.steps=null"], "'steps' is missing; give steps, or epochs"),
-        (["tune.parts=all", "tune.features=mix"], "features go with a body that stays as it is"),
-        (["tune.parts=all", "tune.adapters={}"], "adapters go with a body that stays as it is"),
-        (["tune.parts=head", "tune.adapters={}"], "parts: head trains nothing else"),
-        (["tune.features=mix", "tune.adapters={}"], "features are those of a body without adapters"),
-        (["tune.parts=head", "tune.layer_decay=0.9"], "layer_decay is about layers that are trained"),
-        (["tune.adapters={rank: 0}"], "key 'tune.adapters.rank' cannot be 0"),
-        (["tune.adapters={ranks: 2}"], "unknown key 'tune.adapters.ranks'; did you mean 'rank'"),
-        (["tune.adapters={matrices: [x]}"], "cannot be 'x'"),
-        (["tune.adapters={matrices: [gate]}"], "no block of this model has a layer 'gate'"),
-        (["tune.adapters={}", "train.spread=fsdp"], "train in copies, not in shards"),
+        (["train.max_steps=null"], "'steps' is missing; give steps, or epochs"),
+        (["finetune.trainable=all", "finetune.feature_layers=scalar_mix"], "features go with a body that stays as it is"),
+        (["finetune.trainable=all", "finetune.lora={}"], "adapters go with a body that stays as it is"),
+        (["finetune.trainable=head", "finetune.lora={}"], "trainable: head trains nothing else"),
+        (["finetune.feature_layers=scalar_mix", "finetune.lora={}"], "features are those of a body without adapters"),
+        (["finetune.trainable=head", "finetune.layerwise_lr_decay=0.9"], "layer_decay is about layers that are trained"),
+        (["finetune.lora={rank: 0}"], "key 'finetune.lora.rank' cannot be 0"),
+        (["finetune.lora={ranks: 2}"], "unknown key 'finetune.lora.ranks'; did you mean 'rank'"),
+        (["finetune.lora={target_modules: [x]}"], "cannot be 'x'"),
+        (["finetune.lora={target_modules: [gate]}"], "no block of this model has a layer 'gate'"),
+        (["finetune.lora={}", "train.strategy=fsdp"], "train in copies, not in shards"),
         (["data.fold=[3, 2]"], "fold is [which, of how many]"),
         (["data.fold=[1, 2]"], "leave out data.valid and data.hold_out.valid"),
         (["data.columns={text: reviews, label: stars}"], "no column 'reviews'; the columns are: review, stars"),
         (["data.columns={texts: review}"], "has no column or option 'texts'"),
         (["data.train=nowhere.csv"], "nowhere.csv: no such file"),
         (["data.hold_out={}"], "the recipe has no 'valid' data"),
-        (["model={from: /nowhere/at/all}"], "/nowhere/at/all: no such folder"),
-        (["model={}"], "key 'model.family' is missing (or model.from, a model that is there)"),
-        (["model={family: transformer, size: tiny}", "text.size=90"], "transformer has no head for a task"),
-        (["model={family: bert, size: mini}"], "its own kind needs text.size"),
-        (["model={family: bert, size: mini}", "text.size=90", "tune.parts=head"], "of a fresh model everything has"),
-        (["text.size=90"], "a model that is there has its tokeniser"),
+        (["model={init_from: /nowhere/at/all}"], "/nowhere/at/all: no such folder"),
+        (["model={}"], "key 'model.family' is missing (or model.init_from, a model that is there)"),
+        (["model={family: transformer, size: tiny}", "tokenizer.vocab_size=90"], "transformer has no head for a task"),
+        (["model={family: bert, size: mini}"], "its own kind needs tokenizer.vocab_size"),
+        (["model={family: bert, size: mini}", "tokenizer.vocab_size=90", "finetune.trainable=head"], "of a fresh model everything has"),
+        (["tokenizer.vocab_size=90"], "a model that is there has its tokeniser"),
         (["task=clasify"], "there is no 'clasify'; did you mean 'classify'"),
-        (["task={name: classify, metrics: f1}"], "task: classify:"),
-        (["valid.metric=acuracy"], "has no 'acuracy'; did you mean 'accuracy'"),
-        (["train.smoothing=0.1", "task={name: classify, smoothing: 0.2}"], "are one thing; leave out one"),
+        (["task={name: text_classification, metrics: f1}"], "task: classify:"),
+        (["validation.metric=acuracy"], "has no 'acuracy'; did you mean 'accuracy'"),
+        (["train.label_smoothing=0.1", "task={name: text_classification, label_smoothing: 0.2}"], "are one thing; leave out one"),
         (["train.batch_tokens=4"], "set train.batch_tokens to"),
-        (["train.agree=1"], "go with pairs"),
+        (["train.rdrop_alpha=2.0"], "go with pairs"),
     ],
 )
 def test_a_slip_is_one_line(changes, said, home, tmp_path):
@@ -367,7 +367,7 @@ def test_a_head_that_a_family_lacks_is_named(home, tmp_path):
     data = tmp_path / "choices.jsonl"
     rows = [{"question": f"the cat {i}", "choices": ["sat", "ran"], "answer": i % 2} for i in range(40)]
     data.write_text("\n".join(map(json.dumps, rows)))
-    changes = [f"data={{format: choices, train: {data}, hold_out: {{valid: 0.2}}}}", "task=choose"]
+    changes = [f"data={{format: choices, train: {data}, hold_out: {{valid: 0.2}}}}", "task=multiple_choice"]
     with pytest.raises(InputError) as found:
         run_all(recipe_of(home, "t5", *changes), tmp_path / "run")
     assert "choose needs a 'choice' head: this family has no 'choice'" in str(found.value)
@@ -377,7 +377,7 @@ def test_a_model_without_a_tokeniser_is_named(home, tmp_path):
     shutil.copytree(home / "bert", tmp_path / "mute")
     (tmp_path / "mute" / "source.tokenizer.json").unlink()
     with pytest.raises(InputError, match="mute: has no tokeniser; name a model that has one"):
-        run_all(recipe_of(home, "bert", f"model={{from: {tmp_path / 'mute'}}}"), tmp_path / "run")
+        run_all(recipe_of(home, "bert", f"model={{init_from: {tmp_path / 'mute'}}}"), tmp_path / "run")
 
 
 def test_long_and_short_examples_share_batches(home, tmp_path):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-sys.path.append(str(Path(__file__).parents[1] / "data" / "tasks"))
+sys.path.append(str(Path(__file__).parents[1] / "data" / "formats"))
 from small_pictures import NAMES, recipe_of, write_folder, write_idx, write_table
 
 from qkv.checkpoints import load, save
@@ -23,7 +23,7 @@ from qkv.train.trainer import fit
 from qkv.train.workloads.finetuning import build_finetune_workload
 from qkv.train.workloads.task_data import read_split
 
-LONG = {"steps": 80, "learning_rate": 0.01, "log_every": 50, "save_every": 100}
+LONG = {"max_steps": 80, "learning_rate": 0.01, "log_every": 50, "save_every": 100}
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def learned(home: Path) -> Path:
     """A run that knows its pictures."""
-    recipe = recipe_of(home, train=LONG, valid={"every": 40}, task={"name": "picture", "shift": 1, "erase": 0.1})
+    recipe = recipe_of(home, train=LONG, valid={"every_steps": 40}, task={"name": "image_classification", "max_shift": 1, "random_erasing": 0.1})
     records = train(recipe, home.parent / "run")
     assert records[-1].values["accuracy"] > 0.8  # a third of them is of each class
     return home.parent / "run"
@@ -102,7 +102,7 @@ def test_out_and_in_again_says_the_same_of_the_same_pictures(learned: Path, home
     again = load(tmp_path / "out")
     task = build_finetune_workload(validate_recipe(recipe_of(home), "here"), Path("/nowhere")).task
     test = read("idx", home, split="test")
-    test = [one.__class__(one.picture, one.where) for one in test]
+    test = [one.__class__(one.image, one.location) for one in test]
     ours, theirs = (predict_logits(task, one, test) for one in (loaded, again))
     assert all(torch.equal(a[0][1], b[0][1]) for a, b in zip(ours, theirs, strict=True))
     assert again.model.spec.head.labels == tuple(sorted(NAMES))
@@ -113,12 +113,12 @@ def test_transformers_reads_what_was_learned_here(learned: Path, home: Path, tmp
     save(load(learned), tmp_path / "out", "huggingface")
     theirs = transformers.ViTForImageClassification.from_pretrained(tmp_path / "out").eval()
     processor = transformers.ViTImageProcessorPil.from_pretrained(tmp_path / "out")
-    test = [one.__class__(one.picture, one.where) for one in read("idx", home, split="test")]
+    test = [one.__class__(one.image, one.location) for one in read("idx", home, split="test")]
     task = build_finetune_workload(validate_recipe(recipe_of(home), "here"), Path("/nowhere")).task
     ours = torch.cat([parts[0][1] for parts in predict_logits(task, load(learned), test)])
     with torch.no_grad():
         given = processor(
-            [one.picture[..., None] for one in test], return_tensors="pt", input_data_format="channels_last"
+            [one.image[..., None] for one in test], return_tensors="pt", input_data_format="channels_last"
         )
         wanted = theirs(**given).logits
     torch.testing.assert_close(ours, wanted, atol=1e-4, rtol=1e-4)
@@ -135,7 +135,7 @@ def test_a_checkpoint_goes_on_under_a_fresh_head_with_its_own_means(
     write_folder(tmp_path / "own" / "val", 6)
     (tmp_path / "own" / "val" / "bright").rename(tmp_path / "own" / "val" / "white")
     data = {"format": "images", "train": str(tmp_path / "own"), "columns": {}, "hold_out": {}}
-    plain = recipe_of(tmp_path, data=data, model={"from": str(tmp_path / "start")}, train={"steps": 4}) | {"tune": tune}
+    plain = recipe_of(tmp_path, data=data, model={"init_from": str(tmp_path / "start")}, train={"max_steps": 4}) | {"tune": tune}
     note = train(plain, tmp_path / "run")[0]
     assert note.samples[0] == "24 training and 6 validation examples"
     loaded = load(tmp_path / "run")
@@ -145,7 +145,7 @@ def test_a_checkpoint_goes_on_under_a_fresh_head_with_its_own_means(
 
 def test_a_table_of_ones_own_pictures_makes_a_recipe(learned: Path, tmp_path: Path) -> None:
     table = write_table(tmp_path / "mine.csv", write_folder(tmp_path / "pictures", 40))
-    raw = make_recipe("picture", str(table), str(learned), ["train.steps=3"])
+    raw = make_recipe("picture", str(table), str(learned), ["train.max_steps=3"])
     assert raw["data"]["format"] == "images"
     assert raw["data"]["hold_out"] == {"valid": 0.1}
     assert raw["train"]["batch_tokens"] == 3 * 17  # ten steps an epoch of what is not held out
@@ -160,7 +160,7 @@ def test_a_folder_says_itself_how_its_pictures_are_written(tmp_path: Path, kind:
         write_folder(tmp_path / "train" if kind == "parts" else tmp_path)
     if kind == "parts":
         write_folder(tmp_path / "val", 6)
-    raw = make_recipe("picture", str(tmp_path), None, ["model.family=vit", "model.image=8", "model.patch=4"])
+    raw = make_recipe("picture", str(tmp_path), None, ["model.family=vit", "model.image_size=8", "model.patch_size=4"])
     assert raw["data"]["format"] == wanted
     assert ("hold_out" in raw["data"]) == (kind != "parts")
 
@@ -178,12 +178,12 @@ def test_pictures_are_held_out_by_what_they_show(home: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("sections", "said"),
     [
-        ({"task": {"shift": -1}}, "task.shift is a number of pixels"),
+        ({"task": {"shift": -1}}, "task.max_shift is a number of pixels"),
         ({"task": {"rotate": 3}}, "task: picture: .*rotate"),
         ({"task": {"mean": [1, 2]}}, "task.mean"),
         ({"model": {"family": "bert"}}, "model.family: bert reads text"),
-        ({"data": {"hold_out": {}}}, "there is no part 'dev'"),
-        ({"text": {"size": 100}}, "text: a model that looks at pictures has no tokeniser"),
+        ({"data": {"hold_out": {}}}, "there is no split 'dev'"),
+        ({"tokenizer": {"vocab_size": 100}}, "tokenizer: a model that looks at pictures has no tokeniser"),
         ({"train": {"batch_tokens": 16}}, "set train.batch_tokens to 17 or more"),
     ],
 )

@@ -9,18 +9,18 @@ SOUNDS = {"a": "AA", "b": "B", "c": "K", "d": "D", "e": "EH", "f": "F", "g": "G"
 
 RECIPE = """
 data: {{format: cmudict, train: {folder}/train.dict, valid: {folder}/valid.dict, test: {folder}/test.dict}}
-text:
+tokenizer:
   source: {{kind: character, lowercase: true}}
-  target: {{kind: symbol}}
+  target: {{kind: whitespace}}
 model: {{family: {family}, {model}}}
-train: {{steps: 12, batch_tokens: 200, log_every: 3, warmup: 4, learning_rate: 0.01, average: 2}}
-valid: {{every: 4, examples: 10}}
+train: {{max_steps: 12, batch_tokens: 200, log_every: 3, warmup_steps: 4, learning_rate: 0.01, average_checkpoints: 2}}
+validation: {{every_steps: 4, max_examples: 10}}
 seed: 3
 """
 
 SMALL = {
-    "transformer": "size: tiny, width: 16, heads: 2, layers: 1, hidden: 32, dropout: 0.1, length: 24",
-    "rnn": "size: small, width: 12, hidden: 16, layers: 2, dropout: 0.1, length: 24",
+    "transformer": "size: tiny, d_model: 16, heads: 2, layers: 1, d_ff: 32, dropout: 0.1, max_length: 24",
+    "rnn": "size: small, d_model: 12, hidden_size: 16, layers: 2, dropout: 0.1, max_length: 24",
 }
 
 

@@ -61,14 +61,14 @@ def recipe_of(folder: Path, **sections: Any) -> dict[str, Any]:
     """A recipe that learns MNIST's files of a folder in a few steps."""
     plain: dict[str, Any] = {
         "name": "lines",
-        "task": {"name": "picture", "flip": True, "shift": 1, "erase": 0.2},
+        "task": {"name": "image_classification", "horizontal_flip": True, "max_shift": 1, "random_erasing": 0.2},
         "data": {"format": "idx", "train": str(folder), "columns": {"names": list(NAMES)}, "hold_out": {"valid": 0.25}},
-        "model": {"family": "vit", "width": 32, "hidden": 64, "layers": 2, "heads": 2, "image": SIDE, "patch": 2},
-        "train": {"steps": 8, "batch_tokens": 272, "learning_rate": 0.003, "schedule": "constant", "warmup": 4},
-        "valid": {"every": 4},
+        "model": {"family": "vit", "d_model": 32, "d_ff": 64, "layers": 2, "heads": 2, "image_size": SIDE, "patch_size": 2},
+        "train": {"max_steps": 8, "batch_tokens": 272, "learning_rate": 0.003, "schedule": "constant", "warmup_steps": 4},
+        "validation": {"every_steps": 4},
     }
-    plain["model"] |= {"channels": 1, "dropout": 0.1}
-    plain["train"] |= {"log_every": 2, "smoothing": 0.05}
+    plain["model"] |= {"num_channels": 1, "dropout": 0.1}
+    plain["train"] |= {"log_every": 2, "label_smoothing": 0.05}
     for name, section in sections.items():
         plain[name] = plain.get(name, {}) | section if name != "model" or "from" not in section else section
     return plain

@@ -35,7 +35,7 @@ def test_swag_has_a_sentence_a_beginning_and_four_endings(tmp_path: Path) -> Non
 
 def test_swags_test_file_has_no_labels(tmp_path: Path) -> None:
     written(tmp_path / "test.csv", f"{SWAG}\n{SWAG_ROW}\n")
-    assert [one.right for one in read("swag", tmp_path, split="test")] == [None]
+    assert [one.label for one in read("swag", tmp_path, split="test")] == [None]
 
 
 @pytest.mark.parametrize("record", [OFFICIAL, HUB, PLAIN])
@@ -48,15 +48,15 @@ def test_the_three_forms_of_an_exam_are_one_choice(tmp_path: Path, record: dict[
 @pytest.mark.parametrize("record", [OFFICIAL, HUB, PLAIN])
 def test_an_exam_without_its_key_has_no_right_option(tmp_path: Path, record: dict[str, Any]) -> None:
     kept = {name: value for name, value in record.items() if name not in ("answerKey", "answer")}
-    assert read("arc", json_lines(tmp_path / "a.jsonl", kept))[0].right is None
+    assert read("arc", json_lines(tmp_path / "a.jsonl", kept))[0].label is None
 
 
 def test_a_persons_own_table_names_its_columns(tmp_path: Path) -> None:
     path = written(tmp_path / "mine.csv", "q,a,b,c,right\nWhy?,x,y,z,2\n")
-    columns = {"context": "q", "options": "a,b,c", "answer": "right"}
+    columns = {"context": "q", "choices": "a,b,c", "answer": "right"}
     assert read("choices", path, columns=columns) == [MultipleChoiceExample("Why?", ("x", "y", "z"), 2, f"{path}:2")]
     path = json_lines(tmp_path / "mine.jsonl", PLAIN)
-    assert read("choices", path)[0].right == 1
+    assert read("choices", path)[0].label == 1
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,8 @@ def test_the_last_of_four_columns_is_the_tag_and_iob1_comes_out_as_bio(tmp_path:
     path = written(tmp_path / "eng.train", CONLL_2003)
     first, second = read("conll", path)
     assert (first.words, first.tags) == (("EU", "rejects", "German"), ("B-ORG", "O", "B-MISC"))
-    assert (first.text, first.starts, first.where) == ("EU rejects German", (0, 3, 11), f"{path}:3")
-    assert (second.tags, second.where) == (("B-PER", "B-PER"), f"{path}:9")
+    assert (first.text, first.word_starts, first.location) == ("EU rejects German", (0, 3, 11), f"{path}:3")
+    assert (second.tags, second.location) == (("B-PER", "B-PER"), f"{path}:9")
 
 
 def test_another_column_is_chosen_by_its_name_or_number(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_two_columns_between_tabs_with_any_blank_line(tmp_path: Path, blank: str
     examples = read("conll", path)
     assert [one.words for one in examples] == [("New", "York"), ("a b", "#")]
     assert examples[1].text == "a b #"
-    assert examples[1].where == f"{path}:4"
+    assert examples[1].location == f"{path}:4"
 
 
 def test_white_space_that_is_no_space_may_be_a_word(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_a_scheme_that_is_named_is_held_to(tmp_path: Path) -> None:
     assert read("conll", path)[0].tags == ("B-x",)  # as IOB1
     refused(f"{path}:1", "tag 'I-x' after 'O' is not BIO", "conll", path, scheme="bio")
     assert read("conll", path, scheme="none")[0].tags == ("I-x",)
-    assert read("conll", path, scheme=None)[0].tags == ("I-x",)  # what --column scheme=none says
+    assert read("conll", path, scheme=None)[0].tags == ("I-x",)  # what --reader-option scheme=none says
     with pytest.raises(InputError, match="tag scheme 'bioe' is unknown; did you mean 'BIOES'"):
         read("conll", path, scheme="bioe", skip_bad=True)
 
@@ -163,9 +163,9 @@ def test_ranges_empty_nodes_and_comments_are_understood(tmp_path: Path) -> None:
     assert sentence.tags == ("PRON", "AUX", "PART", "VERB", "PUNCT", "PRON", "PUNCT", "PUNCT")
     assert sentence.text == "She doesn't want (it)."
     assert [
-        sentence.text[start:][: len(word)] for start, word in zip(sentence.starts, sentence.words, strict=True)
+        sentence.text[start:][: len(word)] for start, word in zip(sentence.word_starts, sentence.words, strict=True)
     ] == list(sentence.words)
-    assert (sentence.where, sentence.id) == (f"{path}:4", "weblog-1-0001")
+    assert (sentence.location, sentence.id) == (f"{path}:4", "weblog-1-0001")
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_an_unknown_column_gets_the_nearest_or_is_told_that_there_are_none(tmp_p
 
 
 def test_the_settings_of_a_format_are_what_its_reader_takes() -> None:
-    assert reader_options("csv") == ["text", "label", "second", "id", "group", "header", "number", "separator"]
+    assert reader_options("csv") == ["text", "label", "text_pair", "id", "group", "header", "regression", "label_separator"]
     assert reader_options("conllu") == ["tag"]
     assert reader_options("glue:RTE") == reader_options("clinc") == []
 
@@ -79,7 +79,7 @@ def test_a_part_is_found_by_its_name_in_a_file_or_in_part_of_one(tmp_path: Path)
         ("tsv", "dev", "valid.tsv"),
         ("conll", "train", "wnut17train.conll"),
     ):
-        refused(str(tmp_path / name), "empty", format, tmp_path, part=part)
+        refused(str(tmp_path / name), "empty", format, tmp_path, split=part)
     refused(str(tmp_path), r"no train\*\.jsonl", "arc", tmp_path)
 
 

@@ -111,7 +111,7 @@ def test_microsofts_own_file_of_mrpc_is_read(tmp_path: Path) -> None:
     header = "\ufeffQuality|#1 ID|#2 ID|#1 String|#2 String"
     written(tmp_path / "msr_paraphrase_test.txt", tabs(header, "0|1|2|A|B").replace("\n", "\r\n"))
     (example,) = read("glue:MRPC", tmp_path, split="test")
-    assert (example.second, example.label) == ("B", "not_equivalent")
+    assert (example.text_pair, example.label) == ("B", "not_equivalent")
 
 
 def test_the_diagnostic_set_with_its_labels_is_read_too(tmp_path: Path) -> None:
@@ -157,12 +157,12 @@ def test_a_folder_without_the_parts_file_says_what_is_in_it(tmp_path: Path) -> N
     written(tmp_path / "MNLI" / "train.tsv", "x")
     refused(
         f"{tmp_path / 'MNLI'}",
-        r"no dev_matched.tsv for the part 'dev'; in it: train.tsv",
+        r"no dev_matched.tsv for the split 'dev'; in it: train.tsv",
         "glue:MNLI",
         tmp_path,
-        part="dev",
+        split="dev",
     )
-    refused(str(tmp_path), "there is no part 'tset'; did you mean 'test'", "glue:MNLI", tmp_path, part="tset")
+    refused(str(tmp_path), "there is no split 'tset'; did you mean 'test'", "glue:MNLI", tmp_path, split="tset")
 
 
 # The server's files

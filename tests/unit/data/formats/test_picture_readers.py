@@ -27,15 +27,15 @@ def test_every_picture_of_an_idx_file_has_its_bytes_and_its_label(tmp_path: Path
     for part, seed, count in (("train", 1, 90), ("test", 2, 30)):
         drawn, labels = pictures(count, seed)
         found = read("idx", tmp_path, split=part, columns={"names": NAMES})
-        assert np.array_equal(np.stack([one.picture for one in found]), drawn)
+        assert np.array_equal(np.stack([one.image for one in found]), drawn)
         assert [one.label for one in found] == [NAMES[label] for label in labels]
 
 
 def test_all_pictures_of_an_idx_file_are_views_of_one_array(tmp_path: Path) -> None:
     found = read("idx", write_idx(tmp_path))
-    bases = {id(one.picture.base) for one in found}
+    bases = {id(one.image.base) for one in found}
     assert len(bases) == 1
-    assert all(one.picture.base is not None and one.picture.base.size >= 90 * 64 for one in found)
+    assert all(one.image.base is not None and one.image.base.size >= 90 * 64 for one in found)
 
 
 def test_classes_without_names_are_called_by_their_numbers_and_names_may_have_commas_between(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_a_file_is_named_itself_and_needs_no_labels_where_none_are_asked_for(tmp
 
 
 def test_a_validation_part_is_not_made_up(tmp_path: Path) -> None:
-    refused(str(tmp_path), "there is no part 'dev'", "idx", write_idx(tmp_path), part="dev")
+    refused(str(tmp_path), "there is no split 'dev'", "idx", write_idx(tmp_path), split="dev")
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_folder_a_class_gives_its_names_as_labels(tmp_path: Path, kind: str) -
     written(tmp_path / "striped" / ".hidden.png", "no picture")
     written(tmp_path / ".cache" / "a.png", "no picture")
     found = read("images", tmp_path)
-    assert [(one.picture.parent.name, one.label) for one in found] == [(n, n) for n in sorted(NAMES) for _ in range(4)]
+    assert [(one.image.parent.name, one.label) for one in found] == [(n, n) for n in sorted(NAMES) for _ in range(4)]
     assert not has_splits("images", tmp_path)
 
 
@@ -110,14 +110,14 @@ def test_a_folder_of_parts_is_read_part_by_part(tmp_path: Path) -> None:
         write_folder(tmp_path / name, count)
     assert has_splits("images", tmp_path)
     assert [len(read("images", tmp_path, split=part)) for part in ("train", "dev", "valid")] == [12, 6, 6]
-    refused(str(tmp_path), "no folder test for the part 'test'; in it: train, val", "images", tmp_path, part="test")
+    refused(str(tmp_path), "no folder test for the split 'test'; in it: train, val", "images", tmp_path, split="test")
 
 
 def test_a_table_names_pictures_from_its_own_folder_on(tmp_path: Path) -> None:
     table = write_table(tmp_path / "all.csv", write_folder(tmp_path / "pictures"))
     found = read("images", table)
     assert {one.label for one in found} == set(NAMES)
-    assert (found[0].where, found[0].picture.is_file()) == (f"{table}:2", True)
+    assert (found[0].location, found[0].image.is_file()) == (f"{table}:2", True)
     assert {one.label for one in read("images", table, columns={"label": None})} == {None}
     refused(f"{table}:1", "no column 'path'; the columns are: file, label", "images", table, columns={"file": "path"})
 

@@ -23,9 +23,9 @@ def test_clinc_has_all_parts_in_one_file(tmp_path: Path) -> None:
         TextExample("hello", f"{path}: train 1", label="greeting"),
         TextExample("pay", f"{path}: train 2", label="bill"),
     ]
-    assert [one.where for one in read("clinc", path, split="dev")] == [f"{path}: val 1"]
+    assert [one.location for one in read("clinc", path, split="dev")] == [f"{path}: val 1"]
     assert [one.label for one in read("clinc", tmp_path, split="train+oos_train")] == ["greeting", "bill", "oos"]
-    refused(str(path), "no part 'oos_test' in it; did you mean", "clinc", path, part="oos_test")
+    refused(str(path), "no split 'oos_test' in it; did you mean", "clinc", path, split="oos_test")
     assert not get_format("clinc").splits_in_folders(tmp_path)
 
 
@@ -70,8 +70,8 @@ def test_restaurant8k_has_spans_of_slots(tmp_path: Path) -> None:
     records = [turn("5 on Friday", people, date, context={"requestedSlots": ["people"]}), {"userInput": {"text": "hi"}}]
     path = written(tmp_path / "train_0.json", json.dumps(records, indent=4))
     first, second = read("restaurant8k", tmp_path, split="train")
-    assert [(span.name, first.marked(span)) for span in first.spans] == [("people", "5"), ("date", "Frida")]
-    assert (first.second, first.label, first.where) == ("people", ("date", "people"), f"{path}: record 1")
+    assert [(span.name, first.span_text(span)) for span in first.spans] == [("people", "5"), ("date", "Frida")]
+    assert (first.text_pair, first.label, first.location) == ("people", ("date", "people"), f"{path}: record 1")
     assert second == TextExample("hi", f"{path}: record 2", label=())
 
 

@@ -72,7 +72,7 @@ def test_each_task_is_found_in_the_folder_of_all_and_gives_its_kind(tmp_path: Pa
     path = json_lines(tmp_path / task / f"{name}.jsonl", RECORDS[task])
     examples = read(f"superglue:{task}", tmp_path, split=part)
     assert {type(example) for example in examples} == {FORMATS[f"superglue:{task}"].example_type}
-    assert {example.where for example in examples} == {f"{path}:1"}
+    assert {example.location for example in examples} == {f"{path}:1"}
 
 
 def test_pairs_have_their_label_in_words_and_ax_g_its_pair(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_copa_is_a_choice_of_two(tmp_path: Path) -> None:
 
 def test_multirc_groups_the_answers_of_a_question(tmp_path: Path) -> None:
     examples = read("superglue:MultiRC", json_lines(tmp_path / "train.jsonl", MULTIRC))
-    assert [(example.second, example.label, example.group, example.id) for example in examples] == [
+    assert [(example.text_pair, example.label, example.group, example.id) for example in examples] == [
         ("Who? Sarah", "true", "5:8", "5:8:0"),
         ("Who? Bob", "false", "5:8", "5:8:1"),
         ("What? A tooth", "true", "5:9", "5:9:2"),
@@ -106,8 +106,8 @@ def test_record_counts_the_last_character_of_an_entity_in(tmp_path: Path) -> Non
 
 def test_wic_marks_the_word_in_both_sentences(tmp_path: Path) -> None:
     example = one(tmp_path, "WiC", WIC)
-    assert [example.marked(span) for span in example.spans] == ["places", "place"]
-    assert [span.second for span in example.spans] == [False, True]
+    assert [example.span_text(span) for span in example.spans] == ["places", "place"]
+    assert [span.in_text_pair for span in example.spans] == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_wsc_finds_a_mention_where_the_published_indices_point(
     target = {"span1_index": 0, "span1_text": text.split()[0], "span2_index": index, "span2_text": mention}
     example = one(tmp_path, "WSC", {**WSC, "text": text, "target": target})
     assert example.spans[1].start == start
-    assert example.marked(example.spans[1]).lower().split() == mention.rstrip(".").lower().split()
+    assert example.span_text(example.spans[1]).lower().split() == mention.rstrip(".").lower().split()
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -142,7 +142,7 @@ def test_a_test_file_has_no_labels(tmp_path: Path, task: str) -> None:
     if task == "ReCoRD":
         del record["qas"][0]["answers"]
     for example in read(f"superglue:{task}", json_lines(tmp_path / "test.jsonl", record)):
-        told = {TextExample: "label", MultipleChoiceExample: "right", QAExample: "answerable"}[type(example)]
+        told = {TextExample: "label", MultipleChoiceExample: "label", QAExample: "answerable"}[type(example)]
         assert getattr(example, told) is None
 
 

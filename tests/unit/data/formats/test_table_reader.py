@@ -75,20 +75,20 @@ def test_a_list_or_a_separator_makes_several_labels(tmp_path: Path) -> None:
     path = json_lines(tmp_path / "a.jsonl", {"text": "t", "label": ["x", "y"]}, {"text": "t", "label": []})
     assert [one.label for one in table.read(path)] == [("x", "y"), ()]
     path = written(tmp_path / "a.csv", "text,label\nt,x; y\nt,\n")
-    assert [one.label for one in table.read(path, separator=";")] == [("x", "y"), ()]
+    assert [one.label for one in table.read(path, label_separator=";")] == [("x", "y"), ()]
 
 
 def test_a_number_is_a_label_to_be_regressed(tmp_path: Path) -> None:
     path = written(tmp_path / "a.csv", "text,label\nt,2.50\nt,nan\n")
-    said = refused(f"{path}:3", "'nan', which is no number", "csv", path, number=True)
-    assert read("csv", path, number=True, skip_bad=True)[0].label == 2.5
-    assert read("csv", path, number=True, skip_bad=True).skipped == [said]
+    said = refused(f"{path}:3", "'nan', which is no number", "csv", path, regression=True)
+    assert read("csv", path, regression=True, skip_bad=True)[0].label == 2.5
+    assert read("csv", path, regression=True, skip_bad=True).skipped == [said]
 
 
 def test_without_a_header_columns_are_called_by_their_numbers(tmp_path: Path) -> None:
     path = written(tmp_path / "a.tsv", "good\t1\nbad\t0\n")
     examples = read("tsv", path, columns={"text": "1", "label": "2"}, header=False)
-    assert [(one.text, one.label, one.where) for one in examples] == [
+    assert [(one.text, one.label, one.location) for one in examples] == [
         ("good", "1", f"{path}:1"),
         ("bad", "0", f"{path}:2"),
     ]
@@ -96,7 +96,7 @@ def test_without_a_header_columns_are_called_by_their_numbers(tmp_path: Path) ->
 
 def test_pairs_ids_and_unlabelled_files_are_read(tmp_path: Path) -> None:
     path = written(tmp_path / "a.csv", "n,one,two\n7,a,b\n")
-    columns = {"text": "one", "second": "two", "label": None, "id": "n"}
+    columns = {"text": "one", "text_pair": "two", "label": None, "id": "n"}
     assert read("table", path, columns=columns) == [TextExample("a", f"{path}:2", "b", None, id="7")]
 
 

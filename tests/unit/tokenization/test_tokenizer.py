@@ -18,7 +18,7 @@ from tokenizers import models
 from qkv.errors import InputError
 from qkv.tokenization.tokenizer import SPECIAL_TOKENS, Tokenizer, train_tokenizer
 
-KINDS = ["character", "symbol", "bpe"]
+KINDS = ["character", "whitespace", "bpe"]
 LINES = ["the cat sat on the mat", "the dog sat on the log", "a naïve café, 漢字 and 🙂"]
 
 
@@ -50,7 +50,7 @@ def test_characters_come_back_as_they_went_in(text: str) -> None:
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs", "Z", "C"]), min_size=1) | st.sampled_from(SPECIAL_TOKENS)))
 def test_symbols_come_back_joined_with_single_spaces(symbols: list[str]) -> None:
-    tokeniser = train_tokenizer("symbol", [" ".join(symbols), "x"])
+    tokeniser = train_tokenizer("whitespace", [" ".join(symbols), "x"])
     ids = tokeniser.encode("  ".join(symbols) + " ")
     assert len(ids) == len(symbols)
     assert tokeniser.decode(ids) == " ".join(symbols)
@@ -103,7 +103,7 @@ def test_a_loaded_or_pickled_tokeniser_still_refuses_special_ids(kind: str, tmp_
     tokeniser.save(tmp_path / "tokenizer.json")
     copies = [Tokenizer.load(tmp_path / "tokenizer.json"), pickle.loads(pickle.dumps(tokeniser))]
     for copy in copies:
-        assert not {copy.pad, copy.start, copy.end} & set(copy.encode("<s> the </s> <pad>"))
+        assert not {copy.pad_id, copy.bos_id, copy.eos_id} & set(copy.encode("<s> the </s> <pad>"))
 
 
 @pytest.mark.parametrize("lowercase", [False, True])
@@ -130,12 +130,12 @@ def test_training_does_not_depend_on_the_order_of_lines(kind: str, tmp_path: Pat
 
 
 def test_frequent_symbols_come_first_and_ties_are_alphabetical() -> None:
-    tokeniser = train_tokenizer("symbol", ["c b b a", "b d"])
+    tokeniser = train_tokenizer("whitespace", ["c b b a", "b d"])
     assert tokeniser.ids_to_display(range(4, tokeniser.vocab_size)) == ["b", "a", "c", "d"]
 
 
 def test_size_limits_a_symbol_vocabulary_to_the_most_frequent() -> None:
-    tokeniser = train_tokenizer("symbol", ["a a b"], vocab_size=5)
+    tokeniser = train_tokenizer("whitespace", ["a a b"], vocab_size=5)
     assert tokeniser.vocab_size == 5
     assert tokeniser.encode("a b") == [4, tokeniser.unk_id]
 
@@ -168,7 +168,7 @@ def test_decoding_skips_special_ids(kind: str) -> None:
 
 
 def test_the_unknown_piece_is_named_as_the_user_wrote_it() -> None:
-    symbols = trained("symbol", lowercase=True)
+    symbols = trained("whitespace", lowercase=True)
     assert symbols.first_unknown("the Zebra Yak") == "Zebra"
     assert symbols.first_unknown("the </S> cat") == "</S>"
     assert symbols.display_tokens("THE Zebra") == ["the", "Zebra"]
@@ -187,11 +187,11 @@ def test_pieces_show_white_space_and_half_characters() -> None:
         (("charcter", ["a"], None), "did you mean 'character'"),
         (("bpe", ["a"], None), "260 or more"),
         (("bpe", ["a"], 259), "260 or more"),
-        (("symbol", ["a"], 4), "5 or more"),
-        (("symbol", [], None), "no text"),
+        (("whitespace", ["a"], 4), "5 or more"),
+        (("whitespace", [], None), "no text"),
         (("character", [""], None), "no text"),
         (("bpe", [" ", "\n"], 300), "no text"),
-        (("symbol", ["a", "b\ud800"], None), "line 2 .* character 2"),
+        (("whitespace", ["a", "b\ud800"], None), "line 2 .* character 2"),
     ],
 )
 def test_bad_training_arguments_are_named(arguments: tuple[str, list[str], int | None], complaint: str) -> None:
@@ -206,8 +206,8 @@ def test_bad_training_arguments_are_named(arguments: tuple[str, list[str], int |
     [
         lambda tokeniser, text: tokeniser.encode(text),
         lambda tokeniser, text: tokeniser.encode_batch(["fine", text]),
-        lambda tokeniser, text: tokeniser.pieces(text),
-        lambda tokeniser, text: tokeniser.unknown(text),
+        lambda tokeniser, text: tokeniser.display_tokens(text),
+        lambda tokeniser, text: tokeniser.first_unknown(text),
     ],
 )
 def test_a_lone_surrogate_is_refused_with_its_place(use: Callable[[Tokenizer, str], object]) -> None:
@@ -241,7 +241,7 @@ def test_a_damaged_or_foreign_file_is_named(content: bytes, complaint: str, tmp_
 @given(place=st.floats(0, 1, exclude_max=True))
 def test_half_a_file_is_always_an_input_error(place: float, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.getbasetemp() / "half.json"
-    trained("symbol", ["a b"]).save(path)
+    trained("whitespace", ["a b"]).save(path)
     text = path.read_text(encoding="utf-8")
     path.write_text(text[: int(place * len(text))], encoding="utf-8")
     with pytest.raises(InputError, match=re.escape("half.json")):
@@ -257,12 +257,12 @@ def test_a_missing_file_or_a_folder_is_named(tmp_path: Path) -> None:
 def test_saving_over_a_folder_names_the_path_and_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
     with pytest.raises(InputError, match="taken"):
-        trained("symbol").save(tmp_path / "taken")
+        trained("whitespace").save(tmp_path / "taken")
     assert [file.name for file in tmp_path.iterdir()] == ["taken"]
 
 
 def test_the_file_is_tokenizers_own_json(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
-    trained("symbol").save(path)
+    trained("whitespace").save(path)
     assert json.loads(path.read_text(encoding="utf-8"))["model"]["type"] == "WordLevel"
     assert HFTokenizer.from_file(str(path)).token_to_id("</s>") == 3

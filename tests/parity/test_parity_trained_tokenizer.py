@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_parity_tokeniser import MARKED, PAIRS, TEXTS, WORDS, corpus, put, read, reference
+from test_parity_tokenizer import MARKED, PAIRS, TEXTS, WORDS, corpus, put, read, reference
 
 from qkv import families
 from qkv.tokenization.hf import load_tokenizers, save_tokenizers
 from qkv.tokenization.tokenizer import Tokenizer, train_tokenizer
 
 
-@pytest.mark.parametrize("kind", ["character", "symbol", "bpe", "byte_bpe", "wordpiece", "word_bpe", "unigram"])
+@pytest.mark.parametrize("kind", ["character", "whitespace", "bpe", "byte_bpe", "wordpiece", "word_bpe", "unigram"])
 def test_a_tokeniser_of_ours_gives_its_ids_in_transformers(kind: str, tmp_path: Path) -> None:
-    ours = train_tokenizer(kind, [*TEXTS, *corpus(WORDS)], vocab_size=None if kind in ("character", "symbol") else 400)
+    ours = train_tokenizer(kind, [*TEXTS, *corpus(WORDS)], vocab_size=None if kind in ("character", "whitespace") else 400)
     save_tokenizers(tmp_path, ours, ours)
     theirs = reference(tmp_path)
     spelled = [] if kind == "unigram" else ["<s> the </s> <pad> <unk>"]  # there transformers reads them as special
@@ -34,7 +34,7 @@ SIZES = {"bert": 300, "roberta": 400, "gpt2": 400, "gpt": 300, "t5": 250}
 @pytest.fixture(scope="module", params=SIZES)
 def taught(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Tokenizer, Path]:
     """A family's name, a tokeniser that was trained here for it, and a folder that it was written to."""
-    template = families.get_family(request.param).TEMPLATE
+    template = families.get_family(request.param).TOKENIZER_TEMPLATE
     ours = train_tokenizer(template.kind, [*TEXTS, *corpus(WORDS)], vocab_size=SIZES[request.param], template=template)
     folder = tmp_path_factory.mktemp(request.param)
     save_tokenizers(folder, ours, ours)
@@ -44,7 +44,7 @@ def taught(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def test_a_tokeniser_trained_for_a_family_gives_its_ids_in_transformers(taught: tuple[str, Tokenizer, Path]) -> None:
     name, ours, folder = taught
     alone = reference(folder)
-    put(folder, config={"model_type": families.get_family(name).HUGGING_FACE.model_type})
+    put(folder, config={"model_type": families.get_family(name).HF_FORMAT.model_type})
     for theirs in (alone, reference(folder)):
         for text in (*TEXTS, MARKED[name]):
             assert ours.encode_plus(text, parse_special_tokens=True).ids == theirs(text).input_ids

@@ -169,7 +169,7 @@ class Both:
 
 def read(name: str, folder: Path) -> tuple[Tokenizer, Tokenizer]:
     """As a model of the family would be loaded with it."""
-    found = load_tokenizers(folder, families.get_family(name.split("-")[0]).TEMPLATE, families.tokenizer_templates())
+    found = load_tokenizers(folder, families.get_family(name.split("-")[0]).TOKENIZER_TEMPLATE, families.tokenizer_templates())
     assert found is not None
     return found
 
@@ -297,7 +297,7 @@ def test_saved_and_pickled_tokenisers_are_the_same(both: Both, tmp_path: Path) -
         assert (copy.special_ids, copy.files, copy.vocab_size) == (both.source.special_ids, both.source.files, both.source.vocab_size)
         for text in (*TEXTS, MARKED[both.kind]):
             assert copy.encode_plus(text, "the") == both.source.encode_plus(text, "the")
-            assert copy.encode_plus(text, special=True) == both.source.encode_plus(text, parse_special_tokens=True)
+            assert copy.encode_plus(text, parse_special_tokens=True) == both.source.encode_plus(text, parse_special_tokens=True)
         assert copy.decode(copy.encode("the cat")) == both.source.decode(both.source.encode("the cat"))
 
 

@@ -28,7 +28,7 @@ def unigram() -> Tokenizer:
     made.decoder = decoders.Metaspace()
     made.add_special_tokens(["<pad>", "</s>", "<unk>"])
     made.add_tokens([AddedToken(f"<extra_id_{n}>", special=True, normalized=False) for n in (11, 10, 1, 0)])
-    return Tokenizer(made, {"pad": 0, "end": 1, "unk": 2})
+    return Tokenizer(made, {"pad": 0, "eos": 1, "unk": 2})
 
 
 def names(tokeniser: Tokenizer, table: np.ndarray | None) -> set[str | None]:
@@ -73,7 +73,7 @@ def test_unigram_begins_a_word_with_its_bar() -> None:
 
 
 def test_symbols_are_words() -> None:
-    found = build_vocab_tables(train_tokenizer("symbol", ["AH0 B K"])).is_subword_continuation
+    found = build_vocab_tables(train_tokenizer("whitespace", ["AH0 B K"])).is_subword_continuation
     assert found is not None
     assert not found.any()
 

@@ -1,0 +1,15 @@
+"""The command that lists the families: families."""
+
+from __future__ import annotations
+
+from qkv.cli.options import Json
+
+
+def list_families(as_json: Json = False) -> None:
+    """The families: their sizes with parameters, the heads they have, the paper they come from."""
+    import json
+
+    from qkv.analysis.family_table import family_rows, render_family_table
+
+    rows = family_rows()
+    print(json.dumps(rows, indent=2) if as_json else render_family_table(rows))

@@ -1,0 +1,77 @@
+"""Another head on a backbone whose family has no Hugging Face form, as a change of the spec."""
+
+from __future__ import annotations
+
+from typing import Literal, cast
+
+from qkv import spec as s
+from qkv.errors import InputError, did_you_mean
+
+HEAD_NAMES = ("seq2seq_lm", "sequence", "token", "span", "choice", "backbone")
+_LM_HEADS = ("seq2seq_lm", "lm")
+_DECODER_HEADS = ("sequence", "span")  # BART's heads that read the decoder (Lewis et al. 2020, 3)
+
+
+def with_head(model: s.Model, head: str, labels: tuple[str, ...]) -> s.Model:
+    """Return a model's spec with another head on the same backbone.
+
+    A decoder without an encoder stays as it is. An encoder-decoder with one embedding table for both sides keeps its
+    decoder for `sequence` and `span`, as BART does: the decoder reads the input again. Any other head reads the encoder
+    alone. `backbone` removes the head.
+    """
+    known = (*HEAD_NAMES, "lm") if model.encoder is None else HEAD_NAMES
+    if head not in known:
+        raise InputError(f"head: there is no '{head}'; {did_you_mean(head, known)}")
+    if head == "backbone":
+        return s.replace(model, head=None, aux_head=None)
+    if head in _LM_HEADS:
+        return s.replace(model, head=_lm_head(model, head), aux_head=None)
+    kind = cast("Literal['sequence', 'token', 'span', 'choice']", head)
+    if model.encoder is None or _reads_decoder(model, head):
+        decoder = model.decoder
+        assert isinstance(decoder, s.TransformerStack)  # a recurrent decoder has an encoder, and its own embedding table
+        head_spec = s.classification_head(kind, decoder.d_model, labels, pool="last", dropout=decoder.block.dropout)
+        return s.replace(model, head=head_spec, aux_head=None)
+    encoder = model.encoder
+    is_stack = isinstance(encoder, s.TransformerStack)
+    width = encoder.d_model if isinstance(encoder, s.TransformerStack) else encoder.output_dim
+    dropout = encoder.block.dropout if isinstance(encoder, s.TransformerStack) else encoder.dropout
+    pool = None
+    if kind in ("sequence", "choice"):
+        pool = _learned_query(width) if is_stack else _recurrent_pool(model)
+    return s.replace(
+        model,
+        target_embedding=None,
+        decoder=None,
+        share_embeddings=False,
+        head=s.classification_head(kind, width, labels, pool=pool, dropout=dropout),
+        aux_head=None,
+    )
+
+
+def _reads_decoder(model: s.Model, head: str) -> bool:
+    """Return whether a head reads the decoder, which then takes the source's tokens: both sides share one table."""
+    return model.share_embeddings and isinstance(model.decoder, s.TransformerStack) and head in _DECODER_HEADS
+
+
+def _lm_head(model: s.Model, head: str) -> s.Head:
+    if model.decoder is None or model.target_embedding is None:
+        raise InputError(f"head: this {model.family} is an encoder, and '{head}' needs a decoder")
+    if model.head is not None and model.head.kind == "lm":
+        return model.head
+    vocab_size = model.target_embedding.vocab_size
+    if isinstance(model.decoder, s.TransformerStack):
+        return s.Head(kind="lm", d_model=model.decoder.d_model, num_outputs=vocab_size, tie_embeddings=True)
+    return s.Head(kind="lm", d_model=model.decoder.hidden_size, num_outputs=vocab_size, bias=True)
+
+
+def _learned_query(width: int) -> s.Attention:
+    """Return attention with a learned query over all states: texts of a Transformer have no [CLS] token."""
+    return s.Attention(query_dim=width, use_projections=False)
+
+
+def _recurrent_pool(model: s.Model) -> s.Attention | Literal["last"]:
+    """Return the decoder's attention, to be used with a learned query, or the last state if it has none."""
+    if isinstance(model.decoder, s.RecurrentDecoder):
+        return model.decoder.attention or "last"
+    return model.head.pool if model.head is not None and model.head.pool is not None else "last"
