@@ -1,19 +1,28 @@
-"""Named things that can be extended from outside the package: families, objectives, tasks, metrics, formats and so on.
+"""Registries of everything that has a name and can be extended from outside the package, such as tasks and metrics.
 
-A registry knows the built-in entries by the place of their definition and imports one when it is first used, so that
-listing names costs nothing and imports no torch.
+A registry holds the built-in entries by the location of their definition and imports one when it is first used, so that
+listing the names imports nothing. `qkv.register` adds entries from outside; `load_plugins` imports the modules that do.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+import importlib.metadata
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
 from typing import Any, Generic, TypeVar, cast, overload
 
 from qkv.errors import InputError, did_you_mean
 
 T = TypeVar("T")
 Registered = TypeVar("Registered")
+
+PLUGIN_GROUP = "qkv.plugins"
+"""Group of the entry points by which an installed package names a module that registers extensions."""
 
 
 class Registry(Generic[T]):
@@ -41,9 +50,9 @@ class Registry(Generic[T]):
         if entry is None:
             return lambda decorated: self.register(name, decorated)
         if not name or not isinstance(name, str):
-            raise InputError(f"a {self.kind} is registered under a name, not {name!r}")
+            raise InputError(f"{self.kind}: the name must be a text that is not empty, not {name!r}")
         known = self._entries.get(name)
-        if name in self._locations or (known is not None and known is not entry):
+        if name in self._locations or (known is not None and not _is_redefinition(known, entry)):
             raise InputError(f"the {self.kind} '{name}' is already registered; choose another name")
         self._entries[name] = entry
         return entry
@@ -64,3 +73,49 @@ class Registry(Generic[T]):
 
     def __contains__(self, name: object) -> bool:
         return name in self._locations or name in self._entries
+
+
+def _is_redefinition(known: object, entry: object) -> bool:
+    """True if an entry is the same object, or the same definition executed again, as in a notebook cell."""
+    return known is entry or all(
+        getattr(known, name, None) == getattr(entry, name, id(entry)) for name in ("__module__", "__qualname__")
+    )
+
+
+def load_plugins(modules: Sequence[str] = ()) -> None:
+    """Import the installed plugins, and modules that register extensions.
+
+    Installed plugins are the entry points of the group `qkv.plugins`. A module is imported once; it is found in the
+    current directory or among the installed packages. An import that fails raises an InputError of one line.
+
+    Args:
+        modules: names of modules, such as "my_metrics" or "my_package.objectives".
+    """
+    _load_entry_points()
+    directory = os.getcwd()
+    if modules and not {"", directory} & set(sys.path):
+        sys.path.insert(0, directory)
+    for module in modules:
+        with _one_line_errors(f"module '{module}'"):
+            importlib.import_module(module)
+
+
+@cache
+def _load_entry_points() -> None:
+    for entry_point in importlib.metadata.entry_points(group=PLUGIN_GROUP):
+        with _one_line_errors(f"plugin '{entry_point.name}' ({entry_point.value})"):
+            entry_point.load()
+
+
+@contextmanager
+def _one_line_errors(subject: str) -> Iterator[None]:
+    """Turn any error of an import into an InputError that names the failing line of the module."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{subject}: {error}") from None
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        is_own_line = not frame.filename.startswith("<frozen") and frame.filename != __file__
+        location = f" ({frame.filename}:{frame.lineno})" if is_own_line else ""
+        raise InputError(f"{subject} cannot be imported: {type(error).__name__}: {error}{location}") from error

@@ -1,6 +1,6 @@
-"""Old names of recipe keys and values, command-line options and spec fields, each with its new one. Imports nothing.
+"""Old names of recipe keys and values, command-line options and spec fields, each with its new name. Imports nothing.
 
-Nothing is accepted under its old name. Whoever refuses it says here which name it has now.
+Old names are refused everywhere; the error messages take the new name from these tables.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ _TASK_METRICS = {"exact": "exact_match", "matthews": "matthews_correlation"}
 _CORPUS_FORMATS = {"lines": "line_per_document", "blank": "blank_line_separated", "whole": "file_per_document"}
 _FEATURE_LAYERS = {"last_four": "concat_last_4", "mix": "scalar_mix"}
 _POSITIONS = {"halves": "sinusoid_concat"}
-# `classify` and `tag` are not here: they are aliases, which `qkv.recipe.task_names` resolves
+# `classify` and `tag` are not listed: they are aliases, which `qkv.recipe.task_names` resolves
 TASK_NAMES = {
     "rate": "regression",
     "label": "multi_label",
@@ -19,7 +19,7 @@ TASK_NAMES = {
     "picture": "image_classification",
 }
 
-# by the section's new name: so a recipe of which only some names are the new ones is understood as well
+# keyed by the new name of the section, so that recipes that mix old and new names are covered
 RECIPE_KEYS: dict[str, dict[str, str]] = {
     "": {"text": "tokenizer", "valid": "validation", "tune": "finetune"},
     "train": {
@@ -141,14 +141,14 @@ RECIPE_KEYS: dict[str, dict[str, str]] = {
         "erase": "random_erasing",
     },
 }
-# what a key of `model` is in one family alone, and one of `task` in one task alone
+# keys of `model` whose new name depends on the family, and of `task` whose new name depends on the task
 _KEYS_OF_KIND: dict[str, dict[str, str]] = {
     "rnn": {"hidden": "hidden_size"},
     "t5": {"scale": "head_input_scale"},
     "token_classification": {"stride": "window_stride"},
     "question_answering": {"threshold": "null_score_diff_threshold"},
 }
-# what a new name alone does not tell
+# changes of meaning in addition to the new name
 _HINTS = {
     "train.rdrop_alpha": "the paper's alpha: twice the old value",
     "train.warmup_steps": "or train.warmup_ratio, a fraction of all steps",
@@ -221,7 +221,7 @@ SPEC_TYPES = {
     "Relative": "RelativePositionBias",
     "Stack": "TransformerStack",
 }
-# by the type's new name
+# keyed by the new name of the class
 SPEC_KEYS: dict[str, dict[str, str]] = {
     "Attention": {
         "width": "query_dim",
@@ -286,9 +286,9 @@ SPEC_VALUES = {"Embedding.position": _POSITIONS, "Model.feature_layers": _FEATUR
 
 
 def renamed_recipe_key(dotted: str, kind: str | None = None) -> str | None:
-    """The new name of a recipe's key, such as `train.agree`; None where it has none.
+    """Return the new name of a recipe key, such as `train.agree`, or None if it was not renamed.
 
-    `kind` is the family under `model` and the task under `task`, where a name depends on it.
+    `kind` is the family for keys of `model` and the task for keys of `task`; some names depend on it.
     """
     section, names = "", []
     for name in dotted.split("."):
@@ -299,38 +299,42 @@ def renamed_recipe_key(dotted: str, kind: str | None = None) -> str | None:
 
 
 def renamed_recipe_key_message(dotted: str, kind: str | None = None) -> str | None:
-    """The same in words."""
+    """Return a message with the new name of a recipe key, or None if it was not renamed."""
     new_key = renamed_recipe_key(dotted, kind)
     hint = f" ({_HINTS[new_key]})" if new_key in _HINTS else ""
     return None if new_key is None else f"{dotted} is now {new_key}{hint}"
 
 
 def renamed_value(key: str, value: object) -> str | None:
-    """The new name of a value of a recipe's key, an option (`--pool`) or a spec's field (`Embedding.position`)."""
+    """Return the new name of a value, or None if it was not renamed.
+
+    `key` is a recipe key, an option (`--pool`) or a spec field (`Embedding.position`).
+    """
     values = RECIPE_VALUES.get(renamed_recipe_key(key) or key) or OPTION_VALUES.get(key) or SPEC_VALUES.get(key) or {}
     return values.get(value) if isinstance(value, str) else None
 
 
 def renamed_value_message(key: str, value: object) -> str | None:
-    """The same in words."""
+    """Return a message with the new name of a value, or None if it was not renamed."""
     new_value = renamed_value(key, value)
     return None if new_value is None else f"{key} '{value}' is now '{new_value}'"
 
 
 def renamed_option(option: str, command: str | None = None) -> str | None:
-    """The new name of a command's option."""
+    """Return the new name of an option of a command, or None if it was not renamed."""
     return _OPTIONS_OF_COMMAND.get(command or "", {}).get(option) or OPTIONS.get(option)
 
 
 def renamed_command(command: str) -> str | None:
+    """Return the new name of a command, or None if it was not renamed."""
     return COMMANDS.get(command)
 
 
 def renamed_spec_type(name: str) -> str | None:
-    """The new name of a part of a spec, as spec.json has it under `type`."""
+    """Return the new name of a spec class (`type` in spec.json), or None if it was not renamed."""
     return SPEC_TYPES.get(name)
 
 
 def renamed_spec_key(type_name: str, key: str) -> str | None:
-    """The new name of a field of such a part, whose type may have its old name or its new one."""
+    """Return the new name of a field of a spec class (old or new name), or None if it was not renamed."""
     return SPEC_KEYS.get(SPEC_TYPES.get(type_name, type_name), {}).get(key)
