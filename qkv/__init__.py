@@ -1,10 +1,13 @@
-"""qkv: attention, from the scored average over an RNN's states to the Transformer, and everything built on it.
+"""qkv: attention models, from RNNs with attention to the Transformer families, for training, inference and analysis.
 
-import qkv
-for record in qkv.fit(qkv.read_recipe("recipes/g2p-demo.yaml"), "runs/g2p-demo"):
-    print(record)
-model = qkv.load("runs/g2p-demo")
-qkv.predict(model, ["attention"])
+    import qkv
+
+    for record in qkv.fit(qkv.read_recipe("recipes/g2p-demo.yaml"), "runs/g2p-demo"):
+        print(record)
+    bundle = qkv.load("runs/g2p-demo")
+    qkv.predict(bundle, ["attention"])
+
+Public names are imported when they are first used, so `import qkv` imports no torch. `docs/api.md` has examples.
 """
 
 from __future__ import annotations
@@ -15,38 +18,47 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from qkv import families
-    from qkv.analysis.alignments import alignments
-    from qkv.analysis.capture import capture_attention
-    from qkv.analysis.cost import cost
-    from qkv.analysis.plot import plot_alignments
-    from qkv.checkpoints import ModelBundle, load, save
-    from qkv.data.formats.pair_readers import read_pairs
-    from qkv.errors import InputError
-    from qkv.generation import GenerationConfig, embed, generate, predict, token_log_probs
-    from qkv.metrics import evaluate
-    from qkv.nn import Ragged, build
-    from qkv.recipe import read_recipe
-    from qkv.train.trainer import fit
+    from qkv import families as families
+    from qkv import register as register
+    from qkv.analysis.alignments import alignments as alignments
+    from qkv.analysis.capture import capture_attention as capture_attention
+    from qkv.analysis.cost import cost as cost
+    from qkv.analysis.plot import plot_alignments as plot_alignments
+    from qkv.checkpoints import ModelBundle as ModelBundle
+    from qkv.checkpoints import load as load
+    from qkv.checkpoints import save as save
+    from qkv.checkpoints.embed import embed as embed
+    from qkv.errors import InputError as InputError
+    from qkv.generation import GenerationConfig as GenerationConfig
+    from qkv.generation import token_log_probs as token_log_probs
+    from qkv.metrics import evaluate as evaluate
+    from qkv.nn import Ragged as Ragged
+    from qkv.nn import build as build
+    from qkv.recipe import read_recipe as read_recipe
+    from qkv.tasks.predictor import Predictor as Predictor
+    from qkv.tasks.predictor import predict as predict
+    from qkv.train.trainer import fit as fit
 
-_LAZY_EXPORTS = {
+# name -> module that defines it; a submodule of qkv is its own definition
+_PUBLIC = {
     "GenerationConfig": "qkv.generation",
     "InputError": "qkv.errors",
     "ModelBundle": "qkv.checkpoints",
+    "Predictor": "qkv.tasks.predictor",
     "Ragged": "qkv.nn",
     "alignments": "qkv.analysis.alignments",
     "build": "qkv.nn",
     "capture_attention": "qkv.analysis.capture",
     "cost": "qkv.analysis.cost",
-    "embed": "qkv.generation",
+    "embed": "qkv.checkpoints.embed",
     "evaluate": "qkv.metrics",
+    "families": "qkv.families",
     "fit": "qkv.train.trainer",
-    "generate": "qkv.generation",
     "load": "qkv.checkpoints",
     "plot_alignments": "qkv.analysis.plot",
-    "predict": "qkv.generation",
-    "read_pairs": "qkv.data.formats.pair_readers",
+    "predict": "qkv.tasks.predictor",
     "read_recipe": "qkv.recipe",
+    "register": "qkv.register",
     "save": "qkv.checkpoints",
     "token_log_probs": "qkv.generation",
 }
@@ -55,6 +67,7 @@ __all__ = [
     "GenerationConfig",
     "InputError",
     "ModelBundle",
+    "Predictor",
     "Ragged",
     "alignments",
     "build",
@@ -64,23 +77,25 @@ __all__ = [
     "evaluate",
     "families",
     "fit",
-    "generate",
     "load",
     "plot_alignments",
     "predict",
-    "read_pairs",
     "read_recipe",
+    "register",
     "save",
     "token_log_probs",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """Loads a name's home when it is first used, so that `import qkv` costs next to nothing."""
-    if name == "families":  # a package with its own few names
-        return importlib.import_module("qkv.families")
-    if name not in _LAZY_EXPORTS:
+    """Import a public name when it is first used."""
+    if name not in _PUBLIC:
         raise AttributeError(f"module 'qkv' has no attribute '{name}'")
-    value = getattr(importlib.import_module(_LAZY_EXPORTS[name]), name)
-    globals()[name] = value  # the next use finds it at once
+    module = importlib.import_module(_PUBLIC[name])
+    value = module if _PUBLIC[name] == f"qkv.{name}" else getattr(module, name)
+    globals()[name] = value  # later uses do not come here
     return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -1,4 +1,4 @@
-"""The one exception that is meant for people: a bad file, key, checkpoint or input, said in one line."""
+"""The exception for users: a bad file, key, checkpoint or input, described in one line."""
 
 from __future__ import annotations
 
@@ -7,16 +7,23 @@ from collections.abc import Iterable
 
 
 class InputError(ValueError):
-    """What is wrong, where (file, line, key) and what to do; the command line prints it and exits with 2."""
+    """An error that the user can correct: what is wrong, where (file, line, key) and what to do.
+
+    The command line prints it and exits with code 2.
+    """
+
+
+class NoTextError(InputError):
+    """There is no text to encode or to train on; a caller that knows the files raises an error that names them."""
 
 
 def one_line(error: InputError) -> str:
-    """What is wrong; names and labels that it quotes out of a file may have line breaks of their own."""
+    """Return the message as one line; names quoted from a file may contain line breaks."""
     return " ".join(str(error).splitlines())
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
-    """A hint for a mistyped name: the closest known one, or the list of them."""
+    """Return a hint for a mistyped name: the closest known name, or the list of all."""
     names = sorted(choices)
     matches = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     return f"did you mean '{matches[0]}'?" if matches else f"known: {', '.join(names)}"

@@ -1,4 +1,4 @@
-"""Files that are either whole or not there."""
+"""Atomic writing: a file is either complete or absent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from qkv.errors import InputError
 
 
 def atomic_write(path: Path, write: Callable[[Path], None]) -> None:
-    """Writes beside and renames: a kill or a full disk leaves the earlier file as it was."""
+    """Call `write` with a temporary path and rename the result, so that a failure leaves an earlier file unchanged."""
     tmp_path = path.with_name(f".{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -34,10 +34,12 @@ def atomic_write(path: Path, write: Callable[[Path], None]) -> None:
 
 
 def atomic_write_text(path: Path, text: str) -> None:
+    """Write a text file in UTF-8, atomically."""
     atomic_write(path, lambda tmp_path: _write(tmp_path, text.encode()))
 
 
 def atomic_write_bytes(path: Path, content: bytes) -> None:
+    """Write a binary file, atomically."""
     atomic_write(path, lambda tmp_path: _write(tmp_path, content))
 
 

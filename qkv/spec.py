@@ -1,7 +1,7 @@
-"""What a model is, as data: frozen dataclasses, JSON in and out. Imports no torch.
+"""Model specifications: frozen dataclasses that describe a model completely, with JSON in and out. Imports no torch.
 
-`qkv.nn.build(spec)` makes the module. A variant is a field here, never a class of its own, so that
-score x mask x position x norm placement stays a product that nobody has to enumerate.
+`qkv.nn.build(spec)` makes the module. A variant of a model is a field here, not a class, so that score function, mask,
+position scheme and placement of the norm can be combined freely.
 """
 
 from __future__ import annotations
@@ -9,36 +9,39 @@ from __future__ import annotations
 import json
 import types
 import typing
-from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import replace as replace  # families derive their specs with it
+from typing import Any, Literal, TypeVar
 
 from qkv.errors import InputError, did_you_mean
-
-__all__ = ["LoraConfig", "Attention", "Block", "Embedding", "FeedForward", "Head", "Model", "Norm", "PatchEmbedding", "RecurrentEncoder"]
-__all__ += ["FeatureLayers", "RecurrentDecoder", "RelativePositionBias", "TransformerStack", "select_head", "from_json", "classification_head", "replace", "to_json"]
+from qkv.renamed import renamed_spec_key, renamed_spec_type, renamed_value
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
 Cell = Literal["lstm", "gru"]
 FeatureLayers = Literal["last", "concat_last_4", "scalar_mix"]
-ScoreName = Literal["scaled_dot", "dot", "bilinear", "additive", "mlp"]
+HeadKind = Literal["lm", "sequence", "token", "span", "choice", "next_sentence", "pooler"]
+ScoreName = Literal["scaled_dot", "dot", "bilinear", "additive", "mlp"]  # the built-in score functions
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attention:
-    """Who asks, what is looked at, and how the two are compared (Vaswani et al. 2017; Bahdanau et al. 2015)."""
+    """Configuration of one attention layer: query and key/value dimensions, number of heads, score function.
 
-    query_dim: int  # of what asks
-    kv_dim: int | None = None  # width of what is looked at; None: the same
-    heads: int = 1
-    head_dim: int | None = None  # size of one head's query and key; None: width / heads
-    v_head_dim: int | None = None  # size of one head's value; None: as the key
-    score_fn: ScoreName = "scaled_dot"
-    score_hidden_dim: int | None = None  # hidden width of the additive and MLP scores; None: as the key
-    use_projections: bool = True  # False: states serve as query, key and value as they are, the RNN's way
-    score_scale: float = 1.0  # times what the score itself scales by
-    bias: bool = True
-    output_bias: bool | None = None  # of the output's projection; None: as `bias`
-    dropout: float = 0.0
+    Vaswani et al. 2017; Bahdanau et al. 2015.
+    """
+
+    query_dim: int  # width of the queries
+    kv_dim: int | None = None  # width of the states that keys and values come from; None: query_dim
+    heads: int = 1  # number of heads
+    head_dim: int | None = None  # size of one head's query and key; None: query_dim / heads
+    v_head_dim: int | None = None  # size of one head's value; None: that of its key
+    score_fn: ScoreName | str = "scaled_dot"  # comparison of query and key: a built-in or registered score function
+    score_hidden_dim: int | None = None  # hidden size of the additive and mlp scores; None: the key's size
+    use_projections: bool = True  # False: states are used as query, key and value without W_q, W_k, W_v, W_o (RNNs)
+    score_scale: float = 1.0  # factor on the scores, in addition to that of the score function
+    bias: bool = True  # biases of the query, key and value projections
+    output_bias: bool | None = None  # bias of the output projection; None: as `bias`
+    dropout: float = 0.0  # dropout on the attention weights
 
     @property
     def effective_kv_dim(self) -> int:
@@ -46,7 +49,7 @@ class Attention:
 
     @property
     def q_head_dim(self) -> int:
-        """One head's query: the key's size where there is a projection to make it so."""
+        """Size of one head's query; only a projection can change it."""
         return (self.head_dim or self.query_dim // self.heads) if self.use_projections else self.query_dim // self.heads
 
     @property
@@ -59,64 +62,66 @@ class Attention:
 
     @property
     def output_dim(self) -> int:
-        """Width of the answer: back to the asker's width by W_o, or the joined contexts as they are."""
+        """Width of the output: query_dim after W_o, or the concatenated context vectors of all heads without it."""
         return self.query_dim if self.use_projections else self.heads * self.effective_v_head_dim
 
 
 @dataclass(frozen=True, kw_only=True)
 class FeedForward:
-    """Position-wise: activation(x W1 + b1) W2 + b2, or the gated form (Shazeer 2020)."""
+    """Position-wise feed-forward layer: activation(x W1 + b1) W2 + b2, or its gated form (Shazeer 2020)."""
 
-    d_model: int
-    d_ff: int
-    activation: Activation = "relu"
-    gated: bool = False
-    bias: bool = True
-    dropout: float = 0.0
+    d_model: int  # width of input and output
+    d_ff: int  # width of the hidden layer
+    activation: Activation = "relu"  # activation of the hidden layer
+    gated: bool = False  # multiply the hidden layer by a second linear layer
+    bias: bool = True  # biases of all linear layers
+    dropout: float = 0.0  # dropout after the activation
 
 
 @dataclass(frozen=True, kw_only=True)
 class Norm:
-    kind: Literal["layer", "rms"] = "layer"
-    eps: float = 1e-5
+    """Layer normalization (Ba et al. 2016) or RMS normalization (Zhang & Sennrich 2019)."""
+
+    kind: Literal["layer", "rms"] = "layer"  # which of the two
+    eps: float = 1e-5  # added to the variance
 
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """Self-attention, cross-attention where `cross_attention` is given, feed-forward; each with residual and norm."""
+    """Transformer block: self-attention, optional cross-attention, feed-forward; each with a residual and a norm."""
 
-    self_attention: Attention
-    feedforward: FeedForward
-    cross_attention: Attention | None = None
-    norm: Norm = Norm()
-    norm_first: bool = False  # pre-norm (Xiong et al. 2020); False is the paper's post-norm
-    dropout: float = 0.0
+    self_attention: Attention  # attention over the block's own input
+    feedforward: FeedForward  # the last sublayer
+    cross_attention: Attention | None = None  # attention over the encoder output; None: no such sublayer
+    norm: Norm = Norm()  # normalization of every sublayer
+    norm_first: bool = False  # pre-norm (Xiong et al. 2020); False: the post-norm of Vaswani et al.
+    dropout: float = 0.0  # dropout on the output of every sublayer
 
 
 @dataclass(frozen=True, kw_only=True)
 class RelativePositionBias:
-    """A learned number a head for each distance, added to the scores; far distances share buckets (Raffel et al. 2020).
+    """Learned bias on the scores per head and distance; large distances share buckets (Raffel et al. 2020).
 
-    One table serves all layers of a stack. In a causal stack all buckets look back.
+    One table serves all layers of a stack. In a causal stack all buckets are for preceding positions.
     """
 
-    num_buckets: int = 32
-    max_distance: int = 128  # from which on all share the last bucket
+    num_buckets: int = 32  # number of distances with a bias of their own
+    max_distance: int = 128  # distance from which on all share the last bucket
 
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerStack:
-    """`num_layers` blocks of one shape."""
+    """A stack of `num_layers` equal blocks."""
 
-    block: Block
-    num_layers: int
-    causal: bool = False
-    final_norm: bool = False
-    dropout: float = 0.0  # behind the final norm
-    relative_position_bias: RelativePositionBias | None = None
-    scale_attn_by_inverse_layer_idx: bool = False  # the n-th layer's scores are divided by n (an option of GPT-2's)
-    # fresh matrices that write into the residual stream are smaller by the root of how many there are (Radford et al.
-    # 2019). It says how training begins, not what is computed: models that differ in it alone are the same model
+    block: Block  # configuration of each block
+    num_layers: int  # number of blocks
+    causal: bool = False  # each position attends to itself and preceding ones only
+    final_norm: bool = False  # normalize the output of the last block
+    dropout: float = 0.0  # dropout after the final norm
+    relative_position_bias: RelativePositionBias | None = None  # position scheme of T5; None: none
+    scale_attn_by_inverse_layer_idx: bool = False  # divide the scores of layer n by n (an option of GPT-2)
+    # Scale the initial weights of residual output projections by 1/sqrt(number of residual layers) (GPT-2, 2.3).
+    # Affects initialization only, so it is excluded from equality.
     scaled_residual_init: bool = field(default=False, compare=False)
 
     @property
@@ -126,14 +131,14 @@ class TransformerStack:
 
 @dataclass(frozen=True, kw_only=True)
 class RecurrentEncoder:
-    """A recurrent encoder (Hochreiter & Schmidhuber 1997; Cho et al. 2014)."""
+    """Recurrent encoder (Hochreiter & Schmidhuber 1997; Cho et al. 2014)."""
 
-    d_model: int
-    hidden_size: int
-    cell: Cell = "lstm"
-    layers: int = 1
-    bidirectional: bool = True
-    dropout: float = 0.0
+    d_model: int  # width of the embeddings that it reads
+    hidden_size: int  # state size of one direction
+    cell: Cell = "lstm"  # kind of recurrent cell
+    layers: int = 1  # number of layers
+    bidirectional: bool = True  # read the sequence in both directions
+    dropout: float = 0.0  # dropout after each layer
 
     @property
     def output_dim(self) -> int:
@@ -142,93 +147,94 @@ class RecurrentEncoder:
 
 @dataclass(frozen=True, kw_only=True)
 class RecurrentDecoder:
-    """A recurrent decoder that attends at each step, or, with no attention, starts from the encoder's last state."""
+    """Recurrent decoder that attends at each step, or without attention starts from the encoder's last state."""
 
-    d_model: int  # of the target embedding
-    encoder_dim: int  # width of the encoder's output
-    hidden_size: int
-    cell: Cell = "lstm"
-    layers: int = 1
-    attention: Attention | None = None
-    readout: bool = True  # predict from tanh(W [s; c; y]); False: from the state s alone, as on the slides
-    dropout: float = 0.0
+    d_model: int  # width of the target embeddings
+    encoder_dim: int  # width of the encoder output
+    hidden_size: int  # state size
+    cell: Cell = "lstm"  # kind of recurrent cell
+    layers: int = 1  # number of layers
+    attention: Attention | None = None  # attention over the encoder output; None: only its last state is used
+    readout: bool = True  # predict from tanh(W [s; c; y]); False: from the state s alone, as in the notes
+    dropout: float = 0.0  # dropout after each layer and on the readout
 
 
 @dataclass(frozen=True, kw_only=True)
 class Embedding:
-    """Tokens to vectors, with positions."""
+    """Front end for tokens: token, position and segment embeddings."""
 
-    vocab_size: int
-    d_model: int
-    max_length: int = 512  # the longest sequence that is taken
-    position: Literal["sinusoid", "sinusoid_concat", "learned", "none"] = "sinusoid"  # sinusoid_concat: all sines, then all cosines
-    position_offset: int = 0  # rows of the learned table that stand before the first position's
-    padding_idx: int | None = None  # a token whose vector is not trained by being looked up, as Hugging Face has it
-    num_segments: int = 0  # kinds of segment, each with a vector that is added (Devlin et al. 2019); 0: none
-    scale_by_sqrt_dim: bool = False  # multiply by sqrt(width) before positions are added, as Vaswani et al. do
-    norm: Norm | None = None
-    dropout: float = 0.0
+    vocab_size: int  # number of tokens
+    d_model: int  # width of the vectors
+    max_length: int = 512  # longest sequence that is accepted
+    # position scheme; sinusoid_concat has all sines before all cosines
+    position: Literal["sinusoid", "sinusoid_concat", "learned", "none"] = "sinusoid"
+    position_offset: int = 0  # unused rows of the learned position table before that of the first position
+    padding_idx: int | None = None  # token whose embedding gets no gradient, as in Hugging Face
+    num_segments: int = 0  # number of segment embeddings (token types; Devlin et al. 2019); 0: none
+    scale_by_sqrt_dim: bool = False  # multiply by sqrt(d_model) before positions are added (Vaswani et al. 2017)
+    norm: Norm | None = None  # normalization of the sum
+    dropout: float = 0.0  # dropout on the output
 
 
 @dataclass(frozen=True, kw_only=True)
 class PatchEmbedding:
-    """A square image to vectors: one a patch, behind one that stands for the whole image (Dosovitskiy et al. 2021)."""
+    """Front end for square images: one vector per patch, after a [CLS] vector (Dosovitskiy et al. 2021)."""
 
-    image_size: int  # pixels a side
-    patch_size: int
-    num_channels: int
-    d_model: int
-    dropout: float = 0.0
+    image_size: int  # side of the image in pixels
+    patch_size: int  # side of a patch in pixels
+    num_channels: int  # color channels
+    d_model: int  # width of the vectors
+    dropout: float = 0.0  # dropout on the output
 
     @property
     def max_length(self) -> int:
         return (self.image_size // self.patch_size) ** 2 + 1
 
 
-HeadKind = Literal["lm", "sequence", "token", "span", "choice", "next_sentence", "pooler"]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Head:
-    """Hidden to logits: [dense, activation, norm,] linear.
+    """Map from hidden states to logits: [dense, activation, norm,] linear.
 
-    At each token: `lm` over a vocabulary, `token` over labels, `span` for an answer's begin and end. Once a sequence,
-    from what `pool` gives: `sequence` over labels, `choice` one score, `next_sentence` two; `pooler` is the dense
-    layer's output itself.
+    Heads that read every token: `lm` (vocabulary), `token` (labels), `span` (start and end of an answer). Heads that
+    read one pooled vector per sequence: `sequence` (labels), `choice` (one score), `next_sentence` (two outputs), and
+    `pooler`, which returns the dense layer's output.
     """
 
-    kind: HeadKind
-    d_model: int
-    num_outputs: int
-    num_concat_layers: int = 1  # layers of the body whose vectors, each of this width, lie side by side in what comes in
-    bias: bool = False
-    tie_embeddings: bool = False  # the weight is the embedding's: the target's where there is one (Press & Wolf 2017)
-    pool: Attention | Literal["last"] | None = None  # attention with a learned query, the last token; None: the first
-    dense_activation: Activation | None = None  # one more layer of the same width before the last
-    norm: Norm | None = None  # behind that layer
-    input_scale: float = 1.0  # of what comes in
-    final_logits_bias: bool = False  # a fixed vector is added to the logits; no parameter
-    dropout: float = 0.0
-    dropout_before_dense: bool = False  # before the dense layer as well (RoBERTa's, BART's and T5's classifiers)
-    labels: tuple[str, ...] = ()  # the outputs' names
-    # how its logits are read, which changes none of them
-    multi_label: bool = False  # each output for itself: any number of labels at once, by sigmoids
-    subword_pooling: Literal["first", "mean"] = "first"  # where words are judged that have several tokens
+    kind: HeadKind  # which of these heads
+    d_model: int  # width of one layer's hidden states
+    num_outputs: int  # number of logits
+    num_concat_layers: int = 1  # number of layers whose hidden states are concatenated in the input
+    bias: bool = False  # bias of the linear layer
+    tie_embeddings: bool = False  # use the target's (else the source's) embedding matrix (Press & Wolf 2017)
+    pool: Attention | Literal["last"] | None = (
+        None  # attention with a learned query, or the last token; None: the first
+    )
+    dense_activation: Activation | None = None  # activation of a dense layer before the linear one; None: no such layer
+    norm: Norm | None = None  # normalization after the dense layer
+    input_scale: float = 1.0  # factor on the input of the linear layer
+    final_logits_bias: bool = False  # add a constant vector, which is no parameter, to the logits
+    dropout: float = 0.0  # dropout before the linear layer
+    dropout_before_dense: bool = False  # dropout before the dense layer as well (RoBERTa, BART, T5)
+    labels: tuple[str, ...] = ()  # names of the outputs
+    # The next two determine how logits are interpreted; they change none of them.
+    multi_label: bool = False  # any number of labels per example, each with a sigmoid
+    subword_pooling: Literal["first", "mean"] = "first"  # the logits of a word of several tokens
 
     @property
     def is_token_level(self) -> bool:
+        """Whether the head reads every token rather than one vector per sequence."""
         return self.kind in ("lm", "token", "span")
 
 
 def classification_head(kind: HeadKind, d_model: int, labels: tuple[str, ...], **overrides: Any) -> Head:
-    """A head that is no language model's, with as many outputs as its kind has."""
+    """Return a head other than a language model's, with the number of outputs that its kind has."""
     num_outputs = {"span": 2, "choice": 1, "next_sentence": 2, "pooler": d_model}.get(kind, len(labels))
     label_names = labels if kind in ("sequence", "token") else ()
     return Head(kind=kind, d_model=d_model, num_outputs=num_outputs, labels=label_names, **({"bias": True} | overrides))
 
 
 def select_head(heads: dict[str, Head], name: str) -> Head | None:
-    """A family's head by its name; `backbone` is none."""
+    """Return a family's head by its name; `backbone` is no head."""
     if name == "backbone":
         return None
     if name not in heads:
@@ -238,61 +244,80 @@ def select_head(heads: dict[str, Head], name: str) -> Head | None:
 
 @dataclass(frozen=True, kw_only=True)
 class LoraConfig:
-    """Low-rank matrices beside some that stay as they are: W x + scale / rank * B A x (Hu et al. 2022)."""
+    """Low-rank adaptation: W x + alpha / rank * B A x, where W is frozen (Hu et al. 2022)."""
 
-    rank: int = 8
-    alpha: float = 16.0
-    dropout: float = 0.0  # of what A reads
-    target_modules: tuple[str, ...] = ("q", "v")  # in every block: q, k, v, o of its attentions; up, gate, down
+    rank: int = 8  # rows of A and columns of B
+    alpha: float = 16.0  # numerator of the scaling factor
+    dropout: float = 0.0  # dropout on the input of A
+    target_modules: tuple[str, ...] = ("q", "v")  # layers of every block: q, k, v, o of attentions; up, gate, down
 
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
     """A whole model: an encoder, a decoder, or both, with a head."""
 
-    family: str
-    encoder: TransformerStack | RecurrentEncoder | None = None
-    decoder: TransformerStack | RecurrentDecoder | None = None
-    source_embedding: Embedding | PatchEmbedding | None = None
-    target_embedding: Embedding | None = None
-    head: Head | None = None
-    aux_head: Head | None = None  # a second head over the same hidden states, such as BERT's next-sentence head
-    share_embeddings: bool = False  # source and target have one embedding table
-    bos_id: int = 2  # the token that a target begins with, and the one that ends it; -1: a decoder alone may have none
-    eos_id: int = 3
-    pad_id: int | None = None  # what Hugging Face fills a batch up with; kept for it, nothing here does
-    suppress_tokens: tuple[int, ...] = ()  # tokens that are not written
-    init_std: float | None = None  # standard deviation that fresh matrices start with; None: Glorot's
-    # what the head reads of the body's layers: the last, the last four side by side (Devlin et al. 2019, 5.3), or a
-    # learned weighted mean of all (Peters et al. 2018)
+    family: str  # name of the family in `qkv.families`
+    encoder: TransformerStack | RecurrentEncoder | None = None  # None: a decoder-only model
+    decoder: TransformerStack | RecurrentDecoder | None = None  # None: an encoder-only model
+    source_embedding: Embedding | PatchEmbedding | None = None  # front end of the encoder
+    target_embedding: Embedding | None = None  # front end of the decoder
+    head: Head | None = None  # None: the model returns hidden states
+    aux_head: Head | None = None  # a second head on the same hidden states, such as BERT's next-sentence head
+    share_embeddings: bool = False  # source and target use one embedding table
+    bos_id: int = 2  # first token of a decoder's input; -1: a decoder-only model without one
+    eos_id: int = 3  # token that ends a sequence; -1: a decoder-only model without one
+    pad_id: int | None = None  # padding token in Hugging Face's config; unused here, kept for export
+    suppress_tokens: tuple[int, ...] = ()  # tokens that are never generated
+    init_std: float | None = None  # standard deviation of the initial weights; None: Glorot initialization
+    # Input of the head: the last layer, the last four concatenated (Devlin et al. 2019, 5.3), or a learned weighted
+    # mean of all layers (Peters et al. 2018).
     feature_layers: FeatureLayers = "last"
-    lora: LoraConfig | None = None
+    lora: LoraConfig | None = None  # None: no LoRA weights
 
 
-_SPEC_CLASSES: tuple[type, ...] = (LoraConfig, Attention, Block, Embedding, FeedForward, Head, Model, Norm, PatchEmbedding)
+_SPEC_CLASSES: tuple[type, ...] = (
+    LoraConfig,
+    Attention,
+    Block,
+    Embedding,
+    FeedForward,
+    Head,
+    Model,
+    Norm,
+    PatchEmbedding,
+)
 _SPEC_CLASSES += (RecurrentEncoder, RecurrentDecoder, RelativePositionBias, TransformerStack)
 _CLASS_BY_NAME: dict[str, type] = {cls.__name__: cls for cls in _SPEC_CLASSES}
 
+Spec = TypeVar("Spec")
+
 
 def input_embedding(model: Model) -> Embedding | PatchEmbedding:
-    """What makes vectors of a model's input: of a model without an encoder, of what it has written."""
+    """Return the front end that reads a model's input: the source's, or the target's of a decoder-only model."""
     embedding = model.source_embedding if model.source_embedding is not None else model.target_embedding
-    assert embedding is not None  # every shell has one
+    assert embedding is not None  # every model has one
     return embedding
 
 
-def with_dropout(spec: Any, dropout: float | None, attention_dropout: float | None) -> Any:
-    """The same with other dropout, of what layers give and of attention's weights; None leaves it as it is.
+def with_dropout(spec: Spec, dropout: float | None, attention_dropout: float | None) -> Spec:
+    """Return a copy with dropout and attention dropout replaced; None keeps the current value.
 
-    Where only some models drop, in a head, in a feed-forward layer, behind a whole stack, those that do follow.
+    Heads, feed-forward layers and stacks are changed only if they already use dropout.
     """
-    field_values = {f.name: getattr(spec, f.name) for f in fields(spec)}
-    changes = {name: with_dropout(value, dropout, attention_dropout) for name, value in field_values.items() if is_dataclass(value)}
+    instance: Any = spec
+    field_values = {f.name: getattr(instance, f.name) for f in fields(instance)}
+    changes: dict[str, Any] = {
+        name: with_dropout(value, dropout, attention_dropout)
+        for name, value in field_values.items()
+        if is_dataclass(value)
+    }
     new_dropout = attention_dropout if isinstance(spec, Attention) else dropout
     only_if_nonzero = isinstance(spec, Head | FeedForward | TransformerStack)
-    if "dropout" in field_values and new_dropout is not None and not isinstance(spec, LoraConfig) and (spec.dropout or not only_if_nonzero):
+    has_dropout = "dropout" in field_values and not isinstance(spec, LoraConfig)
+    if has_dropout and new_dropout is not None and (field_values["dropout"] or not only_if_nonzero):
         changes["dropout"] = new_dropout
-    return replace(spec, **changes)
+    copy: Spec = replace(instance, **changes)
+    return copy
 
 
 def _to_dict(value: Any) -> Any:
@@ -302,12 +327,12 @@ def _to_dict(value: Any) -> Any:
 
 
 def to_json(model: Model) -> str:
-    """The spec as JSON; each part names its type, so that unions read back without guessing."""
+    """Return the spec as JSON, in which every object names its type."""
     return json.dumps(_to_dict(model), indent=2) + "\n"
 
 
 def from_json(text: str, location: str = "spec") -> Model:
-    """The inverse of `to_json`; anything that is not a model is refused with the place named."""
+    """Return the model of a JSON text (the inverse of `to_json`); `location` names the file in messages."""
     try:
         raw = json.loads(text)
     except json.JSONDecodeError as error:
@@ -325,6 +350,7 @@ def _from_dict(raw: Any, location: str) -> Any:
         return raw
     name = raw.get("type")
     if name not in _CLASS_BY_NAME:
+        _refuse_renamed(location, f"the type {name}", renamed_spec_type(str(name)))
         raise InputError(f"{location}: unknown type '{name}'; {did_you_mean(str(name), _CLASS_BY_NAME)}")
     cls, hints = _CLASS_BY_NAME[name], typing.get_type_hints(_CLASS_BY_NAME[name])
     values = {}
@@ -332,14 +358,23 @@ def _from_dict(raw: Any, location: str) -> Any:
         if key == "type":
             continue
         if key not in hints:
+            _refuse_renamed(location, f"{name}.{key}", renamed_spec_key(name, key))
             raise InputError(f"{location}: {name} has no field '{key}'; {did_you_mean(key, hints)}")
         values[key] = _from_dict(value, f"{location}: {key}")
         if not _matches_type(values[key], hints[key]):
+            _refuse_renamed(location, f"{name}.{key} '{value}'", renamed_value(f"{name}.{key}", value))
             raise InputError(f"{location}: {name}.{key} cannot be {value!r}")
     try:
         return cls(**values)
     except TypeError as error:
         raise InputError(f"{location}: {name}: {error}") from None
+
+
+def _refuse_renamed(location: str, old: str, new_name: str | None) -> None:
+    """Refuse a name of an earlier release with its new name; None: it has none."""
+    if new_name is not None:
+        advice = "an earlier release wrote this file; rename it there, or train the model again"
+        raise InputError(f"{location}: {old} is now '{new_name}'; {advice}")
 
 
 def _matches_type(value: Any, hint: Any) -> bool:

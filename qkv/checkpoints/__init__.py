@@ -1,5 +1,6 @@
-"""Weights as files, and models as folders."""
+"""Model folders: load and save models with their tokenizers, in our format or in Hugging Face's."""
 
-from qkv.checkpoints.model_folder import ModelBundle, load, save
+from qkv.checkpoints.bundle import BundleOutput, ModelBundle
+from qkv.checkpoints.model_folder import load, save
 
-__all__ = ["ModelBundle", "load", "save"]
+__all__ = ["BundleOutput", "ModelBundle", "load", "save"]

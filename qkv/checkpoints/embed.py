@@ -10,18 +10,17 @@ from torch import Tensor
 
 from qkv.checkpoints.inputs import EncodedBatch, OnTooLong, TextOrPair, describe_input, encode_inputs, iter_batches
 from qkv.errors import InputError
-from qkv.nn import Decoder, Encoder
+from qkv.nn.layer_mix import concat_last_layers, last_layers
 from qkv.nn.ragged import Ragged
 from qkv.nn.stack import Stack
 from qkv.nn.subword_pooling import pool_subwords
 
 if TYPE_CHECKING:
-    from qkv.checkpoints.model_folder import ModelBundle
+    from qkv.checkpoints.bundle import ModelBundle
 
 Pooling = Literal["mean", "cls", "tokens", "words"]
 LayerSelection = Literal["last", "sum", "concat"]
 SubwordPooling = Literal["first", "mean"]
-_NUM_LAST_LAYERS = 4  # layers that "sum" and "concat" combine, as in table 7 of Devlin et al.
 
 
 @torch.inference_mode()
@@ -43,8 +42,10 @@ def embed(
     Args:
         bundle: a model in eval mode with its tokenizer.
         texts: texts, or pairs of texts.
-        pool: "mean" of all tokens, special tokens included, as sentence encoders do; "cls", the first token; "tokens" and "words" do not pool.
-        layers: the last layer; the last four summed, or concatenated to a vector four times as wide; or the number of a layer, 0 being the embedding.
+        pool: "mean" of all tokens, special tokens included, as sentence encoders do; "cls", the first token; "tokens"
+            and "words" do not pool.
+        layers: the last layer; the last four summed, or concatenated to a vector four times as wide; or the number of a
+            layer, 0 being the embedding.
         normalize: scale each vector to length 1.
         subword_pooling: with `pool` "words", the vector of a word of several tokens: its first token or their mean.
         on_too_long: refuse or truncate a text over the model's maximum length.
@@ -71,25 +72,18 @@ def embed(
 
 
 def _layer_features(bundle: ModelBundle, batch: EncodedBatch, layers: LayerSelection | int) -> Tensor:
-    model = bundle.model
-    if isinstance(model, Decoder):
-        backbone, x = model.decoder, model.target_embedding(batch.source)
-    elif isinstance(model, Encoder):
-        backbone, x = model.encoder, model.embed(batch.source, batch.token_type_ids)
-    else:
-        backbone, x = model.encoder, model.source_embedding(batch.source)
+    stack, embedded = bundle.model.input_stack, bundle.model.embed_inputs(batch.source, batch.token_type_ids)
     if layers == "last":
-        hidden: Tensor = backbone(x).hidden.values
+        hidden: Tensor = stack(embedded).hidden.values
         return hidden
-    if not isinstance(backbone, Stack):
+    if not isinstance(stack, Stack):
         raise InputError("layers: a recurrent encoder has only its last layer")
-    layer_states = backbone.all_hidden_states(x)
+    layer_states = stack.all_hidden_states(embedded)
     if isinstance(layers, int):
         if not 0 <= layers < len(layer_states):
             raise InputError(f"layers: there is no layer {layers}; this model has 0 to {len(layer_states) - 1}")
         return layer_states[layers]
-    last_layers = layer_states[-_NUM_LAST_LAYERS:]
-    return torch.stack(last_layers).sum(0) if layers == "sum" else torch.cat(last_layers, -1)
+    return torch.stack(last_layers(layer_states)).sum(0) if layers == "sum" else concat_last_layers(layer_states)
 
 
 def _pool(hidden: Ragged, pool: Pooling) -> list[Tensor]:

@@ -76,7 +76,9 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
             raise InputError(f"{weights_path.parent / shard}: this shard is missing; {weights_path.name} names it")
         for name in names:
             if name not in shard_tensors:
-                raise InputError(f"{weights_path.parent / shard}: lacks '{name}', which {weights_path.name} places there")
+                raise InputError(
+                    f"{weights_path.parent / shard}: lacks '{name}', which {weights_path.name} places there"
+                )
         tensors |= shard_tensors
     return tensors
 

@@ -1,4 +1,4 @@
-"""Names of checkpoints: a local folder, one in the local Hugging Face cache, or one that the hub still has to send."""
+"""Find a checkpoint by its path or name: a local folder, the local Hugging Face cache, or the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 
 from qkv.errors import InputError
 
-# what a checkpoint needs; the rest of a repository (other frameworks' weights, pictures) stays where it is
+# the files of a checkpoint; weights of other frameworks and images are not downloaded
 _ALLOW_PATTERNS = ["*.json", "*.safetensors", "pytorch_model*.bin", "*.txt", "*.model", "*.spm"]
 _REPO_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 def resolve(name: str | Path) -> Path:
-    """The folder that a path or a name such as `google-bert/bert-base-uncased` stands for."""
+    """Return the folder of a path or of a name such as `google-bert/bert-base-uncased`; download it if necessary."""
     path = Path(name)
     if path.is_dir():
         return path
@@ -27,7 +27,7 @@ def resolve(name: str | Path) -> Path:
 
 
 def _find_cached(name: str) -> Path | None:
-    """The newest snapshot of a name in the local cache."""
+    """Return the newest snapshot of a name in the local cache, or None."""
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
     snapshots = cache / f"models--{name.replace('/', '--')}" / "snapshots"
@@ -43,13 +43,15 @@ def _download(name: str, hint: str) -> Path:
         from huggingface_hub import snapshot_download
     except ImportError:
         missing_dependency = "and huggingface_hub, which could fetch it, is not installed (pip install 'qkv[hub]')"
-        raise InputError(f"{name}: no such folder, not in the Hugging Face cache, {missing_dependency}; {hint}") from None
+        raise InputError(
+            f"{name}: no such folder, not in the Hugging Face cache, {missing_dependency}; {hint}"
+        ) from None
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         raise InputError(f"{name}: no such folder, not in the Hugging Face cache, and HF_HUB_OFFLINE is set; {hint}")
     try:
         return Path(snapshot_download(name, allow_patterns=_ALLOW_PATTERNS))
-    except Exception as error:  # the hub's client raises a dozen kinds, its transport more
+    except Exception as error:  # the hub's client and its transport raise many types
         reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
         raise InputError(
-            f"{name}: no such folder, not in the Hugging Face cache, and the hub did not send it ({reason}); {hint}"
+            f"{name}: no such folder, not in the Hugging Face cache, and the hub did not provide it ({reason}); {hint}"
         ) from None

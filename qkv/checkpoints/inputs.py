@@ -13,13 +13,12 @@ from torch import Tensor
 from qkv import spec
 from qkv.data.batching import evaluation_batches
 from qkv.errors import InputError
-from qkv.nn import Decoder, Encoder, Ragged
-from qkv.nn.stack import EncoderOutput
+from qkv.nn import Ragged
 from qkv.tokenization.backend import Encoding
 from qkv.tokenization.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from qkv.checkpoints.model_folder import ModelBundle
+    from qkv.checkpoints.bundle import ModelBundle
 
 _MAX_SHOWN_CHARS = 60  # characters of an input that an error message quotes
 TextOrPair = str | tuple[str, str]
@@ -75,18 +74,10 @@ def iter_batches(bundle: ModelBundle, encodings: Sequence[Encoding], max_tokens:
         source = Ragged.pack([torch.tensor(encoding.ids) for encoding in selected]).to(model.device)
         token_type_ids = None
         if has_token_types(model.spec):
-            token_type_ids = torch.cat([torch.tensor(encoding.token_type_ids) for encoding in selected]).to(model.device)
+            token_type_ids = torch.cat([torch.tensor(encoding.token_type_ids) for encoding in selected]).to(
+                model.device
+            )
         yield EncodedBatch([int(i) for i in indices], source, token_type_ids)
-
-
-def compute_hidden_states(bundle: ModelBundle, batch: EncodedBatch) -> EncoderOutput:
-    """Return the hidden states that the model's head reads."""
-    model = bundle.model
-    if isinstance(model, Encoder):
-        return model.encode(batch.source, batch.token_type_ids)
-    if isinstance(model, Decoder):
-        return model.encode(batch.source)
-    return EncoderOutput(batch.source.with_values(model.decode(model.encode(batch.source), batch.source.shift_right(model.spec.bos_id))))
 
 
 def max_input_length(model_spec: spec.Model) -> int:

@@ -1,7 +1,7 @@
-"""Models with adapters as files: what was trained lies apart from the model that it sits on.
+"""LoRA runs as files: the trained weights are stored apart from those of the base model.
 
-A run's folder then holds `lora.safetensors` (the adapters and the head) in place of all weights, and
-`lora.json`: the name of the base model, and a digest of its body, so that no other one is taken for it.
+A LoRA run folder holds `lora.safetensors` (the LoRA weights and the head) instead of all weights, and `lora.json`: the
+name of the base model and a digest of its backbone, so that no other model is mistaken for it.
 """
 
 from __future__ import annotations
@@ -12,34 +12,39 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
-from qkv import spec
+from qkv.checkpoints.bundle import ModelBundle
 from qkv.checkpoints.hf_checkpoint import read_json
-from qkv.checkpoints.model_folder import LORA_FILE, AnyModel, ModelBundle, load, load_state, unique_state_dict
-from qkv.checkpoints.safetensors_io import load_tensors
+from qkv.checkpoints.state import AnyModel, detached_state_dict, load_state, unique_state_dict
 from qkv.errors import InputError
 from qkv.files import atomic_write_text
 from qkv.nn.model import build_on_meta, is_head_or_lora, set_features_and_lora
 
+LORA_FILE = "lora.safetensors"
 BASE_REFERENCE = "lora.json"
 
 
 def trainable_state_dict(model: AnyModel) -> dict[str, Tensor]:
-    """What a run keeps of its model: all of it, or, where adapters sit on a base, what the base does not hold."""
+    """Return the tensors that a run saves: all of them, or with LoRA only those that the base model lacks."""
     state_dict = unique_state_dict(model)
-    return state_dict if model.spec.lora is None else {name: tensor for name, tensor in state_dict.items() if is_head_or_lora(name)}
+    return (
+        state_dict
+        if model.spec.lora is None
+        else {name: tensor for name, tensor in state_dict.items() if is_head_or_lora(name)}
+    )
 
 
 def load_trainable_state_dict(model: AnyModel, tensors: Mapping[str, Tensor], location: str) -> None:
-    """The inverse of `trainable_state_dict`, into parameters that somebody already holds."""
-    backbone_names = () if model.spec.lora is None else [name for name in unique_state_dict(model) if not is_head_or_lora(name)]
+    """Copy the tensors of `trainable_state_dict` into the model's existing parameters."""
+    backbone_names = (
+        () if model.spec.lora is None else [name for name in unique_state_dict(model) if not is_head_or_lora(name)]
+    )
     load_state(model, tensors, location, assign=False, allow_missing=backbone_names)
 
 
 def backbone_digest(model: AnyModel) -> str:
-    """The same for the same body, whatever the head and whichever the file format."""
+    """Return a digest of the backbone's weights, which depends neither on the head nor on the file format."""
     hasher = hashlib.blake2b(digest_size=16)
     for name, tensor in sorted(unique_state_dict(model).items()):
         if not is_head_or_lora(name):
@@ -49,34 +54,18 @@ def backbone_digest(model: AnyModel) -> str:
 
 
 def write_base_reference(folder: Path, base: str, base_digest: str) -> None:
-    """Says which model a run's adapters sit on; `base_digest` is its digest."""
+    """Write the name of the base model and the digest of its backbone into a run folder."""
     atomic_write_text(folder / BASE_REFERENCE, json.dumps({"base": base, "digest": base_digest}, indent=2) + "\n")
 
 
 def check_base_reference(folder: Path, base: str, base_digest: str) -> None:
-    """A run goes on from the model that it was begun on."""
-    if (folder / BASE_REFERENCE).is_file() and _read_base_reference(folder)[1] != base_digest:
-        raise InputError(f"{folder}: was begun on another model than '{base}' is now; choose another --output")
+    """Check that a resumed run has the base model that it was started with."""
+    if (folder / BASE_REFERENCE).is_file() and read_base_reference(folder)[1] != base_digest:
+        raise InputError(f"{folder}: was started from other weights than '{base}' holds now; choose another --output")
 
 
-def full_state_dict(folder: Path, model_spec: spec.Model) -> dict[str, Tensor]:
-    """All tensors of a run's model: its base's, and its own."""
-    base_name, base_digest = _read_base_reference(folder)
-    head_kind = None if model_spec.head is None else model_spec.head.kind
-    try:
-        with torch.random.fork_rng(devices=[]):  # a head is drawn that is then replaced
-            base = load(base_name, head=head_kind, labels=None if model_spec.head is None else model_spec.head.labels).model
-    except InputError as error:
-        reason = f"its adapters sit on '{base_name}', which cannot be loaded ({error})"
-        raise InputError(f"{folder}: {reason}; bring it back, or write where it lies into {BASE_REFERENCE}") from None
-    if backbone_digest(base) != base_digest:
-        reason = f"its adapters were trained on another model than '{base_name}' is now"
-        raise InputError(f"{folder}: {reason}; bring that one back, or write where it lies into {BASE_REFERENCE}")
-    tensors, _ = load_tensors(folder / LORA_FILE)
-    return {name: tensor.detach() for name, tensor in unique_state_dict(base).items() if not is_head_or_lora(name)} | tensors
-
-
-def _read_base_reference(folder: Path) -> tuple[str, str]:
+def read_base_reference(folder: Path) -> tuple[str, str]:
+    """Return the name of a run's base model and the digest of its backbone."""
     reference = read_json(folder / BASE_REFERENCE)
     if not all(isinstance(reference.get(key), str) for key in ("base", "digest")):
         raise InputError(f"{folder / BASE_REFERENCE}: does not name a base and its digest; restore it, or train again")
@@ -84,10 +73,10 @@ def _read_base_reference(folder: Path) -> tuple[str, str]:
 
 
 def merge_bundle(bundle: ModelBundle) -> ModelBundle:
-    """The same model as plain matrices, which need no base."""
+    """Return the model with its LoRA weights merged into the base weights, so that it needs no base model."""
     if bundle.model.spec.lora is None:
-        raise InputError("this model has no adapters to merge; leave that out")
+        raise InputError("this model has no LoRA weights to merge; leave out --merge-lora")
     model = build_on_meta(bundle.model.spec)
-    load_state(model, {name: tensor.detach() for name, tensor in unique_state_dict(bundle.model).items()}, "the model with adapters", assign=True)
+    load_state(model, detached_state_dict(bundle.model), "the model with LoRA", assign=True)
     set_features_and_lora(model, model.spec.feature_layers, None)
     return replace(bundle, model=model.eval())

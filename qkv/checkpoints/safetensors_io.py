@@ -1,4 +1,4 @@
-"""Tensors in safetensors files."""
+"""Read and write tensors in safetensors files; read those in pickled checkpoints without executing code."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from qkv.files import atomic_write
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Named tensors and short notes in one safetensors file."""
+    """Write named tensors and string metadata to a safetensors file."""
     cpu_tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
     def write(tmp_path: Path) -> None:
-        tmp_path.touch()  # so that the file has the rights that the user gives new files
+        tmp_path.touch()  # the file gets the permissions of the user's new files
         mode = tmp_path.stat().st_mode
-        # the library writes under a random name first, which a kill leaves behind: in a folder that the next try clears
+        # safetensors writes to a random name first; a kill would leave it there, so it gets a folder that is cleared
         tmp_folder = tmp_path.with_name(f"{tmp_path.name}s")
         shutil.rmtree(tmp_folder, ignore_errors=True)
         tmp_folder.mkdir()
@@ -32,7 +32,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
             save_file(cpu_tensors, str(tmp_folder / path.name), metadata=dict(metadata or {}))
             os.replace(tmp_folder / path.name, tmp_path)
             tmp_path.chmod(mode)
-        except SafetensorError as error:  # it wraps what the system said
+        except SafetensorError as error:  # it wraps the operating system's error
             raise OSError(str(error)) from None
         finally:
             shutil.rmtree(tmp_folder, ignore_errors=True)
@@ -41,7 +41,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The inverse of `save_tensors`; a missing, damaged or foreign file is refused by name."""
+    """Read the tensors and metadata of a safetensors file; a missing or damaged one is refused by name."""
     if not path.is_file():
         raise InputError(f"{path}: no such file; train a model there first, or check the path")
     try:
@@ -55,7 +55,7 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def load_pickle(path: Path) -> dict[str, Tensor]:
-    """Tensors of an old `.bin`; one that holds anything but tensors is refused, for it could run code."""
+    """Read the tensors of a `.bin` file; one that holds anything but tensors is refused, since it could run code."""
     try:
         state_dict = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except RuntimeError:  # files from before torch 1.6 cannot be mapped
@@ -81,7 +81,7 @@ def _load_error(path: Path, error: Exception) -> InputError:
 
 
 def average_checkpoints(paths: list[Path]) -> dict[str, Tensor]:
-    """The mean of several checkpoints of one model (Vaswani et al. 2017, 6.1)."""
+    """Return the mean of several checkpoints of one model (Vaswani et al. 2017, 6.1)."""
     total: dict[str, Tensor] = {}
     for path in paths:
         tensors, _ = load_tensors(path)

@@ -1,4 +1,4 @@
-"""A tokeniser by the name of what has one: a run, a checkpoint, a folder, a file."""
+"""Find the tokenizers of a run, a checkpoint, a folder or a file."""
 
 from __future__ import annotations
 
@@ -15,22 +15,24 @@ from qkv.tokenization.tokenizer import Tokenizer
 
 
 def find_tokenizers(name: str) -> tuple[Tokenizer, Tokenizer]:
-    """Source's and target's, of a run, a checkpoint, a tokeniser's folder or its one file, or a name in the cache."""
+    """Return the source and target tokenizers of a run, a checkpoint, a folder, a file, or a name in the cache."""
     if Path(name).is_file():
         tokenizer = load_tokenizer(Path(name), families.tokenizer_templates())
         return tokenizer, tokenizer
     folder = resolve(name)
     if (folder / SOURCE_TOKENIZER_FILE).is_file():
         source_tokenizer = Tokenizer.load(folder / SOURCE_TOKENIZER_FILE)
-        return source_tokenizer, Tokenizer.load(folder / TARGET_TOKENIZER_FILE) if (folder / TARGET_TOKENIZER_FILE).is_file() else source_tokenizer
+        if not (folder / TARGET_TOKENIZER_FILE).is_file():
+            return source_tokenizer, source_tokenizer
+        return source_tokenizer, Tokenizer.load(folder / TARGET_TOKENIZER_FILE)
     tokenizers = load_tokenizers(folder, _checkpoint_template(folder), families.tokenizer_templates())
     if tokenizers is None:
-        raise InputError(f"{folder}: has no tokeniser (tokenizer.json, vocab.txt and so on); name another folder")
+        raise InputError(f"{folder}: has no tokenizer (tokenizer.json, vocab.txt and so on); name another folder")
     return tokenizers
 
 
 def _checkpoint_template(folder: Path) -> Template | None:
-    """That of the family which a config.json names; a tokeniser may be shown though its model is none of ours."""
+    """Return the template of the family in config.json; None for a family that qkv does not have."""
     path = folder / CONFIG_FILE
     try:
         family = families.by_model_type(str(read_json(path).get("model_type")), str(path)) if path.is_file() else None

@@ -1,7 +1,7 @@
-"""BART: the Transformer, pretrained to restore a text that was spoilt.
+"""BART: a Transformer pretrained as a denoising autoencoder.
 
-Lewis et al. 2020, https://arxiv.org/abs/1910.13461. It replaces these of the Transformer's fields: learned positions,
-GELU, a norm behind the embedding, one table for source, target and output.
+Lewis et al. 2020, https://arxiv.org/abs/1910.13461. It differs from the Transformer in learned positions, GELU, a norm
+after the embedding, and one embedding table for source, target and output.
 """
 
 from __future__ import annotations
@@ -19,24 +19,40 @@ PAPER = "Lewis et al. 2020"
 
 @dataclass(frozen=True, kw_only=True)
 class Config(transformer.Config):
-    """What a recipe may say of a BART, beside what it may say of a Transformer."""
+    """Keys of the recipe's `model` section for BART: those of the Transformer, and its own."""
 
     d_model: int = 1024
+    """Width of the hidden states."""
     heads: int = 16
+    """Number of attention heads per encoder layer."""
     layers: int = 12
+    """Number of encoder layers."""
     d_ff: int = 4096
+    """Width of the encoder's feed-forward layers."""
     decoder_heads: int = 16
+    """Number of attention heads per decoder layer."""
     decoder_layers: int = 12
+    """Number of decoder layers."""
     decoder_d_ff: int = 4096
+    """Width of the decoder's feed-forward layers."""
     activation: s.Activation = "gelu"
+    """Activation of the feed-forward layers."""
     activation_dropout: float = 0.0
-    classifier_dropout: float = 0.0  # of the classifier
+    """Dropout after the activation of the feed-forward layers."""
+    classifier_dropout: float = 0.0
+    """Dropout in the head for sequence classification."""
     position: Literal["sinusoid", "learned", "none"] = "learned"
+    """Position scheme: a learned table, sinusoids, or none."""
     max_length: int = 1024
-    scale_embedding: bool = False  # the embedding by the root of its width
+    """Longest source and longest target in tokens."""
+    scale_embedding: bool = False
+    """Multiply the embeddings by the square root of d_model."""
     embedding_norm: bool = True
+    """Normalize the embeddings."""
     share_embeddings: bool = True
+    """Use one embedding table for source, target and output."""
     init_std: float = 0.02
+    """Standard deviation of the initial weights; 0.02 suits widths of 768 and more."""
 
 
 PRESETS = {
@@ -56,34 +72,62 @@ def make_spec(
     head: str = "seq2seq_lm",
     labels: tuple[str, ...] = ("no", "yes"),
 ) -> s.Model:
-    """An encoder-decoder under one of its heads; `backbone` is none."""
-    base_spec = transformer.make_spec(config, source_vocab_size=source_vocab_size, target_vocab_size=target_vocab_size, bos_id=bos_id, eos_id=eos_id)
-    dropout_fields = {"dropout": config.classifier_dropout, "dropout_before_dense": True}
+    """Return an encoder-decoder with one of its heads; `backbone` has none."""
+    transformer_spec = transformer.make_spec(
+        config,
+        source_vocab_size=source_vocab_size,
+        target_vocab_size=target_vocab_size,
+        bos_id=bos_id,
+        eos_id=eos_id,
+    )
+    assert transformer_spec.head is not None
     heads = {
-        "seq2seq_lm": s.replace(base_spec.head, final_logits_bias=True),
-        "sequence": s.classification_head("sequence", config.d_model, labels, pool="last", dense_activation="tanh", **dropout_fields),
+        "seq2seq_lm": s.replace(transformer_spec.head, final_logits_bias=True),
+        "sequence": s.classification_head(
+            "sequence",
+            config.d_model,
+            labels,
+            pool="last",
+            dense_activation="tanh",
+            dropout=config.classifier_dropout,
+            dropout_before_dense=True,
+        ),
         "span": s.classification_head("span", config.d_model, labels),
     }
-    embedding_fields = {"scale_by_sqrt_dim": config.scale_embedding, "padding_idx": pad_id, "norm": s.Norm() if config.embedding_norm else None}
-    embedding_fields["position_offset"] = 2 if config.position == "learned" else 0
     return s.replace(
-        base_spec,
+        transformer_spec,
         family="bart",
-        source_embedding=s.replace(base_spec.source_embedding, **embedding_fields),
-        encoder=_adapt_stack(base_spec.encoder, config, config.heads, config.d_ff),
-        target_embedding=s.replace(base_spec.target_embedding, **embedding_fields),
-        decoder=_adapt_stack(base_spec.decoder, config, config.decoder_heads, config.decoder_d_ff),
+        source_embedding=_adapt_embedding(transformer_spec.source_embedding, config, pad_id),
+        encoder=_adapt_stack(transformer_spec.encoder, config, config.heads, config.d_ff),
+        target_embedding=_adapt_embedding(transformer_spec.target_embedding, config, pad_id),
+        decoder=_adapt_stack(transformer_spec.decoder, config, config.decoder_heads, config.decoder_d_ff),
         head=s.select_head(heads, head),
         init_std=config.init_std,
     )
 
 
-def _adapt_stack(stack: s.TransformerStack, config: Config, heads: int, d_ff: int) -> s.TransformerStack:
-    """The Transformer's with its own heads and hidden width, and dropout behind the activation."""
+def _adapt_embedding(embedding: s.Embedding | s.PatchEmbedding | None, config: Config, pad_id: int) -> s.Embedding:
+    """Return the Transformer's embedding with BART's norm, scale and position offset."""
+    assert isinstance(embedding, s.Embedding)
+    return s.replace(
+        embedding,
+        scale_by_sqrt_dim=config.scale_embedding,
+        padding_idx=pad_id,
+        norm=s.Norm() if config.embedding_norm else None,
+        position_offset=2 if config.position == "learned" else 0,
+    )
+
+
+def _adapt_stack(
+    stack: s.TransformerStack | s.RecurrentEncoder | s.RecurrentDecoder | None, config: Config, heads: int, d_ff: int
+) -> s.TransformerStack:
+    """Return the Transformer's stack with its own number of heads and d_ff, and dropout after the activation."""
+    assert isinstance(stack, s.TransformerStack)
     attention = s.replace(stack.block.self_attention, heads=heads)
     feedforward = s.replace(stack.block.feedforward, d_ff=d_ff, dropout=config.activation_dropout)
     cross_attention = None if stack.block.cross_attention is None else attention
-    return s.replace(stack, block=s.replace(stack.block, self_attention=attention, cross_attention=cross_attention, feedforward=feedforward))
+    block = s.replace(stack.block, self_attention=attention, cross_attention=cross_attention, feedforward=feedforward)
+    return s.replace(stack, block=block)
 
 
 TOKENIZER_TEMPLATE = roberta.TOKENIZER_TEMPLATE
@@ -112,8 +156,17 @@ BART_CONFIG_KEYS = (
     ConfigKey("pad_token_id", "pad_id", "source_embedding.padding_idx"),
     ConfigKey("classifier_dropout", "classifier_dropout", "head.dropout", heads=("sequence",)),
 )
-HF_SUPPORTED_VALUES = {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0, "is_decoder": False, "is_encoder_decoder": True}
-HF_SUPPORTED_VALUES |= {"normalize_before": False, "add_final_layer_norm": False, "add_bias_logits": False}  # of old configs
+HF_SUPPORTED_VALUES = {
+    "encoder_layerdrop": 0.0,
+    "decoder_layerdrop": 0.0,
+    "is_decoder": False,
+    "is_encoder_decoder": True,
+}
+HF_SUPPORTED_VALUES |= {
+    "normalize_before": False,
+    "add_final_layer_norm": False,
+    "add_bias_logits": False,
+}  # old configs
 
 LAYER_NAMES = {
     "self_attn.q_proj": "self_attention.q",
@@ -145,13 +198,16 @@ EMBEDDING_RULES = (
     Rename("model.decoder.embed_positions.weight", "target_embedding.position.weight"),
     Rename("model.encoder.layernorm_embedding.{p}", "source_embedding.norm.{p}"),
     Rename("model.decoder.layernorm_embedding.{p}", "target_embedding.norm.{p}"),
-    Drop("model.{side}.version"),  # a number that fairseq left
+    Drop("model.{side}.version"),  # a number that fairseq saved
 )
-LM_HEAD_RULES = (Rename("lm_head.weight", "head.linear.weight"), Rename("final_logits_bias", "head.final_logits_bias"))
+LM_HEAD_RULES = (
+    Rename("lm_head.weight", "head.linear.weight"),
+    Rename("final_logits_bias", "head.final_logits_bias"),
+)
 
 
 def set_forced_eos(hf_config: HFConfig) -> HFConfig:
-    """Their class would take another checkpoint's end for the one that a limit forces."""
+    """Set the token that transformers forces at the maximum length; its default is another checkpoint's EOS."""
     return hf_config | {"forced_eos_token_id": hf_config["eos_token_id"]}
 
 

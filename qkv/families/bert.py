@@ -1,7 +1,7 @@
-"""BERT: a bidirectional encoder pretrained on masked words and next sentences.
+"""BERT: a bidirectional encoder pretrained with masked language modeling and next-sentence prediction.
 
-Devlin et al. 2019, https://arxiv.org/abs/1810.04805. `base` and `large` are the paper's; `mini` is that of Turc et al.
-2019, https://arxiv.org/abs/1908.08962.
+Devlin et al. 2019, https://arxiv.org/abs/1810.04805. `base` and `large` are the paper's sizes; `mini` is that of Turc
+et al. 2019, https://arxiv.org/abs/1908.08962.
 """
 
 from __future__ import annotations
@@ -18,21 +18,34 @@ PAPER = "Devlin et al. 2019"
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """What a recipe may say of a BERT."""
+    """Keys of the recipe's `model` section for BERT."""
 
     d_model: int = 768
+    """Width of the hidden states."""
     heads: int = 12
+    """Number of attention heads per layer."""
     layers: int = 12
+    """Number of layers."""
     d_ff: int = 3072
+    """Width of the feed-forward layers."""
     activation: s.Activation = "gelu"
+    """Activation of the feed-forward layers and of the masked language model head."""
     dropout: float = 0.1
+    """Dropout on the embeddings and on the output of every sublayer."""
     attention_dropout: float = 0.1
+    """Dropout on the attention weights."""
     max_length: int = 512
+    """Longest input in tokens; size of the position table."""
     num_segments: int = 2
+    """Number of segment embeddings (token types); 0 for none."""
     norm_eps: float = 1e-12
+    """Epsilon of the layer norms."""
     tie_embeddings: bool = True
-    classifier_dropout: float | None = None  # of those heads that have one; None: as `dropout`
+    """Use the embedding matrix as output matrix of the masked language model head."""
+    classifier_dropout: float | None = None
+    """Dropout before the output layer of classification heads; null for the value of `dropout`."""
     init_std: float = 0.02
+    """Standard deviation of the initial weights; 0.02 suits widths of 768 and more."""
 
 
 PRESETS = {
@@ -43,6 +56,7 @@ PRESETS = {
 
 
 def encoder_spec(config: Config) -> s.TransformerStack:
+    """Return the encoder's stack."""
     block = s.Block(
         self_attention=s.Attention(query_dim=config.d_model, heads=config.heads, dropout=config.attention_dropout),
         feedforward=s.FeedForward(d_model=config.d_model, d_ff=config.d_ff, activation=config.activation),
@@ -53,8 +67,9 @@ def encoder_spec(config: Config) -> s.TransformerStack:
 
 
 def make_heads(config: Config, vocab_size: int, labels: tuple[str, ...]) -> dict[str, s.Head]:
-    """Each head by its name; the paper's pooler is the dense layer of those that judge a sequence."""
-    d_model, classifier_dropout = config.d_model, config.dropout if config.classifier_dropout is None else config.classifier_dropout
+    """Return each head by its name; the paper's pooler is the dense layer of the heads that read whole sequences."""
+    d_model = config.d_model
+    classifier_dropout = config.dropout if config.classifier_dropout is None else config.classifier_dropout
     mlm_head = s.Head(
         kind="lm",
         d_model=d_model,
@@ -66,7 +81,9 @@ def make_heads(config: Config, vocab_size: int, labels: tuple[str, ...]) -> dict
     )
     return {
         "masked_lm": mlm_head,
-        "sequence": s.classification_head("sequence", d_model, labels, dense_activation="tanh", dropout=classifier_dropout),
+        "sequence": s.classification_head(
+            "sequence", d_model, labels, dense_activation="tanh", dropout=classifier_dropout
+        ),
         "choice": s.classification_head("choice", d_model, labels, dense_activation="tanh", dropout=classifier_dropout),
         "next_sentence": s.classification_head("next_sentence", d_model, labels, dense_activation="tanh"),
         "pooler": s.classification_head("pooler", d_model, labels, dense_activation="tanh"),
@@ -78,7 +95,7 @@ def make_heads(config: Config, vocab_size: int, labels: tuple[str, ...]) -> dict
 def make_spec(
     config: Config, *, source_vocab_size: int = 30522, head: str = "masked_lm", labels: tuple[str, ...] = ("no", "yes")
 ) -> s.Model:
-    """An encoder for a vocabulary of `source_vocab_size` tokens under one of its heads; `pretraining` is two, `backbone` none."""
+    """Return an encoder with one of its heads; `pretraining` has two (MLM and NSP), `backbone` has none."""
     available_heads = make_heads(config, source_vocab_size, labels)
     pretraining = head == "pretraining"
     return s.Model(
@@ -127,7 +144,7 @@ HF_CONFIG_KEYS = (
 
 
 def layer_rules(hf_prefix: str, qkv_prefix: str) -> tuple[Rename, ...]:
-    """The rules of a stack of their layers, which RoBERTa names alike."""
+    """Return the weight rules of a stack of layers; RoBERTa has the same names."""
     names = {
         "attention.self.query": "self_attention.q",
         "attention.self.key": "self_attention.k",
@@ -138,11 +155,14 @@ def layer_rules(hf_prefix: str, qkv_prefix: str) -> tuple[Rename, ...]:
         "output.dense": "feedforward.down",
         "output.LayerNorm": "feedforward_residual.norm",
     }
-    return tuple(Rename(f"{hf_prefix}.{{i}}.{hf_name}.{{p}}", f"{qkv_prefix}.{{i}}.{qkv_name}.{{p}}") for hf_name, qkv_name in names.items())
+    return tuple(
+        Rename(f"{hf_prefix}.{{i}}.{hf_name}.{{p}}", f"{qkv_prefix}.{{i}}.{qkv_name}.{{p}}")
+        for hf_name, qkv_name in names.items()
+    )
 
 
 def backbone_rules(hf_prefix: str) -> tuple[Rule, ...]:
-    """The rules of everything below a head."""
+    """Return the weight rules of embeddings and encoder."""
     return (
         Rename(f"{hf_prefix}embeddings.word_embeddings.weight", "source_embedding.tokens.weight"),
         Rename(f"{hf_prefix}embeddings.position_embeddings.weight", "source_embedding.position.weight"),
@@ -166,7 +186,7 @@ TIED_MLM_RULES = (
     Rename("cls.predictions.bias", "head.linear.bias"),
     Tie("cls.predictions.decoder.bias", "cls.predictions.bias"),
 )
-UNTIED_MLM_RULES = (  # then theirs adds the inner bias alone
+UNTIED_MLM_RULES = (  # Hugging Face then uses the decoder's bias and ignores the outer one
     *MLM_TRANSFORM_RULES,
     Rename("cls.predictions.decoder.bias", "head.linear.bias"),
     ExportDuplicate("cls.predictions.bias", "cls.predictions.decoder.bias"),

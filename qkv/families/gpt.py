@@ -1,4 +1,4 @@
-"""GPT: a decoder pretrained to go on with a text, then fine-tuned under a head that reads its last token.
+"""GPT: a decoder pretrained as a language model, then fine-tuned with a head that reads the last token.
 
 Radford et al. 2018, "Improving Language Understanding by Generative Pre-Training".
 """
@@ -17,27 +17,39 @@ PAPER = "Radford et al. 2018"
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """What a recipe may say of a GPT."""
+    """Keys of the recipe's `model` section for GPT."""
 
     d_model: int = 768
+    """Width of the hidden states."""
     heads: int = 12
+    """Number of attention heads per layer."""
     layers: int = 12
+    """Number of layers."""
     activation: s.Activation = "gelu_tanh"
+    """Activation of the feed-forward layers."""
     dropout: float = 0.1
+    """Dropout on the output of every sublayer."""
     attention_dropout: float = 0.1
+    """Dropout on the attention weights."""
     embed_dropout: float = 0.1
-    summary_dropout: float = 0.1  # of the head that scores a choice
+    """Dropout on the embeddings."""
+    summary_dropout: float = 0.1
+    """Dropout in the multiple-choice head."""
     max_length: int = 512
+    """Longest sequence in tokens, prompt and continuation together."""
     norm_eps: float = 1e-5
+    """Epsilon of the layer norms."""
     tie_embeddings: bool = True
+    """Use the embedding matrix as output matrix of the language model head."""
     init_std: float = 0.02
+    """Standard deviation of the initial weights; 0.02 suits widths of 768 and more."""
 
 
 PRESETS = {"base": Config()}
 
 
 def backbone_spec(config: Config, vocab_size: int) -> s.Model:
-    """Everything below a head."""
+    """Return the model without a head."""
     block = s.Block(
         self_attention=s.Attention(query_dim=config.d_model, heads=config.heads, dropout=config.attention_dropout),
         feedforward=s.FeedForward(d_model=config.d_model, d_ff=4 * config.d_model, activation=config.activation),
@@ -59,7 +71,7 @@ def backbone_spec(config: Config, vocab_size: int) -> s.Model:
 
 
 def make_heads(config: Config, vocab_size: int, labels: tuple[str, ...]) -> dict[str, s.Head]:
-    """Each head by its name; what judges a sequence reads its last token, the only one that has seen all others."""
+    """Return each head by its name; heads for whole sequences read the last token, which attends to all others."""
     d_model = config.d_model
     return {
         "lm": s.Head(kind="lm", d_model=d_model, num_outputs=vocab_size, tie_embeddings=config.tie_embeddings),
@@ -69,7 +81,7 @@ def make_heads(config: Config, vocab_size: int, labels: tuple[str, ...]) -> dict
 
 
 def with_head(model: s.Model, available_heads: dict[str, s.Head], head: str) -> s.Model:
-    """A body under one of the heads; `double_heads` is two, as in fine-tuning, and `backbone` none."""
+    """Return a backbone with one of the heads; `double_heads` has two (LM and choice), `backbone` has none."""
     if head == "double_heads":
         return s.replace(model, head=available_heads["lm"], aux_head=available_heads["choice"])
     return s.replace(model, head=s.select_head(available_heads, head))
@@ -79,18 +91,20 @@ def make_spec(
     config: Config,
     *,
     target_vocab_size: int = 40478,
-    bos_id: int = -1,  # the paper's vocabulary has no token that begins or ends a text
+    bos_id: int = -1,  # the paper's vocabulary has neither BOS nor EOS
     eos_id: int = -1,
     pad_id: int | None = None,
     head: str = "lm",
     labels: tuple[str, ...] = ("no", "yes"),
 ) -> s.Model:
-    """A decoder for a vocabulary of `target_vocab_size` tokens under one of its heads."""
+    """Return a decoder with one of its heads; see `with_head`."""
     model = s.replace(backbone_spec(config, target_vocab_size), bos_id=bos_id, eos_id=eos_id, pad_id=pad_id)
     return with_head(model, make_heads(config, target_vocab_size, labels), head)
 
 
-TOKENIZER_TEMPLATE = Template(kind="word_bpe", special_tokens={"unk": "<unk>"}, lowercase=True, hf_classes=("OpenAIGPTTokenizer",))
+TOKENIZER_TEMPLATE = Template(
+    kind="word_bpe", special_tokens={"unk": "<unk>"}, lowercase=True, hf_classes=("OpenAIGPTTokenizer",)
+)
 
 HF_CONFIG_KEYS = (
     ConfigKey("vocab_size", "target_vocab_size", "target_embedding.vocab_size"),
@@ -109,7 +123,7 @@ HF_CONFIG_KEYS = (
     ConfigKey("eos_token_id", "eos_id", "eos_id"),
     ConfigKey("pad_token_id", "pad_id", "pad_id"),
 )
-# how the head that scores a choice sums a sequence up
+# how the multiple-choice head reads a sequence
 SUMMARY_VALUES = {
     "summary_type": "cls_index",
     "summary_use_proj": True,
@@ -120,18 +134,23 @@ _OPTIONAL_TOKEN_KEYS = ("bos_token_id", "eos_token_id")
 
 
 def from_hf_config(hf_config: HFConfig) -> HFConfig:
-    """A token that they say there is none of is our -1."""
+    """Replace a missing BOS or EOS token (null) by our -1."""
     return hf_config | {key: -1 for key in _OPTIONAL_TOKEN_KEYS if key in hf_config and hf_config[key] is None}
 
 
 def to_hf_config(hf_config: HFConfig) -> HFConfig:
+    """Invert `from_hf_config`."""
     return hf_config | {key: None for key in _OPTIONAL_TOKEN_KEYS if hf_config[key] == -1}
 
 
 def layer_rules(hf_prefix: str = "transformer.h.{i}", qkv_prefix: str = "decoder.blocks.{i}") -> tuple[Rule, ...]:
-    """The rules of a stack of their layers, which GPT-2 names alike; their matrices are [in, out]."""
+    """Return the weight rules of a stack of layers, whose matrices are [in, out]; GPT-2 has the same names."""
     return (
-        Split(f"{hf_prefix}.attn.c_attn.{{p}}", tuple(f"{qkv_prefix}.self_attention.{x}.{{p}}" for x in "qkv"), transposed=True),
+        Split(
+            f"{hf_prefix}.attn.c_attn.{{p}}",
+            tuple(f"{qkv_prefix}.self_attention.{x}.{{p}}" for x in "qkv"),
+            transposed=True,
+        ),
         Transpose(f"{hf_prefix}.attn.c_proj.{{p}}", f"{qkv_prefix}.self_attention.o.{{p}}"),
         Transpose(f"{hf_prefix}.mlp.c_fc.{{p}}", f"{qkv_prefix}.feedforward.up.{{p}}"),
         Transpose(f"{hf_prefix}.mlp.c_proj.{{p}}", f"{qkv_prefix}.feedforward.down.{{p}}"),

@@ -1,4 +1,4 @@
-"""GPT-2: GPT with its norms before the sublayers and one behind the last, larger, on more text.
+"""GPT-2: GPT with pre-norm blocks and a final norm, larger, on more text.
 
 Radford et al. 2019, "Language Models are Unsupervised Multitask Learners".
 """
@@ -19,13 +19,18 @@ PAPER = "Radford et al. 2019"
 
 @dataclass(frozen=True, kw_only=True)
 class Config(gpt.Config):
-    """What a recipe may say of a GPT-2: what it may say of a GPT, and how scores are scaled."""
+    """Keys of the recipe's `model` section for GPT-2: those of GPT, and the scaling of attention scores."""
 
-    d_ff: int | None = None  # None: four times the width
+    d_ff: int | None = None
+    """Width of the feed-forward layers; null for four times d_model."""
     max_length: int = 1024
+    """Longest sequence in tokens, prompt and continuation together."""
     score_fn: Literal["scaled_dot", "dot"] = "scaled_dot"
-    scale_attn_by_inverse_layer_idx: bool = False  # the n-th layer's scores are divided by n
-    classifier_dropout: float = 0.1  # of the head that labels tokens
+    """Attention score: `scaled_dot` divides by the square root of the head size, `dot` does not."""
+    scale_attn_by_inverse_layer_idx: bool = False
+    """Divide the attention scores of layer n by n."""
+    classifier_dropout: float = 0.1
+    """Dropout in the head for token classification."""
 
 
 PRESETS = {
@@ -37,8 +42,9 @@ PRESETS = {
 
 
 def backbone_spec(config: Config, vocab_size: int) -> s.Model:
-    """GPT's with the norms moved; at the start every layer adds little to the residual stream (section 2.3)."""
+    """Return GPT's backbone with pre-norm blocks and scaled initialization of residual layers (section 2.3)."""
     model = gpt.backbone_spec(config, vocab_size)
+    assert isinstance(model.decoder, s.TransformerStack)
     block = model.decoder.block
     block = s.replace(
         block,
@@ -47,12 +53,17 @@ def backbone_spec(config: Config, vocab_size: int) -> s.Model:
         norm_first=True,
     )
     stack = s.replace(
-        model.decoder, block=block, final_norm=True, scale_attn_by_inverse_layer_idx=config.scale_attn_by_inverse_layer_idx, scaled_residual_init=True
+        model.decoder,
+        block=block,
+        final_norm=True,
+        scale_attn_by_inverse_layer_idx=config.scale_attn_by_inverse_layer_idx,
+        scaled_residual_init=True,
     )
     return s.replace(model, family="gpt2", decoder=stack)
 
 
 def make_heads(config: Config, vocab_size: int, labels: tuple[str, ...]) -> dict[str, s.Head]:
+    """Return GPT's heads and those for tokens and spans."""
     return gpt.make_heads(config, vocab_size, labels) | {
         "token": s.classification_head("token", config.d_model, labels, dropout=config.classifier_dropout),
         "span": s.classification_head("span", config.d_model, labels),
@@ -69,13 +80,13 @@ def make_spec(
     head: str = "lm",
     labels: tuple[str, ...] = ("no", "yes"),
 ) -> s.Model:
-    """A decoder for a vocabulary of `target_vocab_size` tokens under one of its heads; `double_heads` is two, `backbone` none."""
+    """Return a decoder with one of its heads; `double_heads` has two (LM and choice), `backbone` has none."""
     model = s.replace(backbone_spec(config, target_vocab_size), bos_id=bos_id, eos_id=eos_id, pad_id=pad_id)
     return gpt.with_head(model, make_heads(config, target_vocab_size, labels), head)
 
 
 def from_hf_config(hf_config: HFConfig) -> HFConfig:
-    """Without `classifier_dropout` theirs takes the `hidden_dropout` that a config may hold."""
+    """Fill in `classifier_dropout` as transformers does: from `hidden_dropout`."""
     if hf_config.get("classifier_dropout") is None:
         hf_config = hf_config | {"classifier_dropout": hf_config.get("hidden_dropout")}
     return gpt.from_hf_config(hf_config)
@@ -84,7 +95,8 @@ def from_hf_config(hf_config: HFConfig) -> HFConfig:
 END_OF_TEXT = "<|endoftext|>"
 TOKENIZER_TEMPLATE = Template(
     kind="byte_bpe",
-    special_tokens={"bos": END_OF_TEXT, "eos": END_OF_TEXT, "unk": END_OF_TEXT},  # bytes leave nothing unknown; their files have to name something
+    # byte-level BPE has no unknown tokens, but Hugging Face files must name one
+    special_tokens={"bos": END_OF_TEXT, "eos": END_OF_TEXT, "unk": END_OF_TEXT},
     after_vocab=("eos",),
     hf_classes=("GPT2Tokenizer",),
 )
@@ -104,8 +116,17 @@ HF_FORMAT = HFFormat(
         *gpt.HF_CONFIG_KEYS,
         ConfigKey("n_inner", "d_ff", "decoder.block.feedforward.d_ff"),
         ConfigKey("activation_function", "activation", "decoder.block.feedforward.activation", ACTIVATIONS),
-        ConfigKey("scale_attn_weights", "score_fn", "decoder.block.self_attention.score_fn", {True: "scaled_dot", False: "dot"}),
-        ConfigKey("scale_attn_by_inverse_layer_idx", "scale_attn_by_inverse_layer_idx", "decoder.scale_attn_by_inverse_layer_idx"),
+        ConfigKey(
+            "scale_attn_weights",
+            "score_fn",
+            "decoder.block.self_attention.score_fn",
+            {True: "scaled_dot", False: "dot"},
+        ),
+        ConfigKey(
+            "scale_attn_by_inverse_layer_idx",
+            "scale_attn_by_inverse_layer_idx",
+            "decoder.scale_attn_by_inverse_layer_idx",
+        ),
         ConfigKey("classifier_dropout", "classifier_dropout", "head.dropout", heads=("token",)),
     ),
     supported_values=gpt.SUMMARY_VALUES | {"add_cross_attention": False},

@@ -21,7 +21,7 @@ def with_head(model: s.Model, head: str, labels: tuple[str, ...]) -> s.Model:
     """
     known = (*HEAD_NAMES, "lm") if model.encoder is None else HEAD_NAMES
     if head not in known:
-        raise InputError(f"head: there is no '{head}'; {did_you_mean(head, known)}")
+        raise InputError(f"head: this family has no '{head}'; {did_you_mean(head, known)}")
     if head == "backbone":
         return s.replace(model, head=None, aux_head=None)
     if head in _LM_HEADS:
@@ -29,7 +29,9 @@ def with_head(model: s.Model, head: str, labels: tuple[str, ...]) -> s.Model:
     kind = cast("Literal['sequence', 'token', 'span', 'choice']", head)
     if model.encoder is None or _reads_decoder(model, head):
         decoder = model.decoder
-        assert isinstance(decoder, s.TransformerStack)  # a recurrent decoder has an encoder, and its own embedding table
+        assert isinstance(
+            decoder, s.TransformerStack
+        )  # a recurrent decoder has an encoder, and its own embedding table
         head_spec = s.classification_head(kind, decoder.d_model, labels, pool="last", dropout=decoder.block.dropout)
         return s.replace(model, head=head_spec, aux_head=None)
     encoder = model.encoder

@@ -1,8 +1,8 @@
-"""Marian: the Transformer of the translation models that the University of Helsinki gives away.
+"""Marian: the Transformer of the OPUS-MT translation models (University of Helsinki).
 
-Junczys-Dowmunt et al. 2018, https://arxiv.org/abs/1804.00344. It replaces these of BART's fields: sinusoids, all sines
-before all cosines, no norm behind the embedding, source and target with tables of their own where they share none. A
-target begins with the padding token, which is never written. `opus` is the size of the models that are given away.
+Junczys-Dowmunt et al. 2018, https://arxiv.org/abs/1804.00344. It differs from BART in sinusoidal positions (all sines
+before all cosines), no norm after the embedding, and optionally separate tables for source and target. A target begins
+with the padding token, which is never generated. `opus` is the size of the OPUS-MT models.
 """
 
 from __future__ import annotations
@@ -22,11 +22,14 @@ PAPER = "Junczys-Dowmunt et al. 2018"
 
 @dataclass(frozen=True, kw_only=True)
 class Config(bart.Config):
-    """What a recipe may say of a Marian, beside what it may say of a BART."""
+    """Keys of the recipe's `model` section for Marian: those of BART, and its own."""
 
-    position: Literal["sinusoid_concat", "sinusoid", "learned", "none"] = "sinusoid_concat"
+    position: Literal["sinusoid_concat", "sinusoid", "learned", "none"] = "sinusoid_concat"  # type: ignore[assignment]  # one value more than BART
+    """Position scheme: sinusoids (all sines first, or interleaved), a learned table, or none."""
     embedding_norm: bool = False
-    tie_embeddings: bool = True  # the output's weight is the target's table
+    """Normalize the embeddings."""
+    tie_embeddings: bool = True
+    """Use the target's embedding table as output matrix."""
 
 
 PRESETS = {
@@ -55,35 +58,47 @@ def make_spec(
     head: str = "seq2seq_lm",
     labels: tuple[str, ...] = (),
 ) -> s.Model:
-    """An encoder-decoder for vocabularies of the given sizes; `bos_id` is the padding token, if not said the last."""
+    """Return an encoder-decoder; `bos_id` is the padding token, by default the last of the vocabulary."""
     pad_id = target_vocab_size - 1 if bos_id is None else bos_id
-    base_spec = bart.make_spec(config, source_vocab_size=source_vocab_size, target_vocab_size=target_vocab_size, bos_id=pad_id, eos_id=eos_id, pad_id=pad_id, labels=labels)
-    heads = {"seq2seq_lm": s.replace(base_spec.head, tie_embeddings=config.tie_embeddings)}
-    return s.replace(base_spec, family="marian", head=s.select_head(heads, head), suppress_tokens=(pad_id,))
+    bart_spec = bart.make_spec(
+        config,
+        source_vocab_size=source_vocab_size,
+        target_vocab_size=target_vocab_size,
+        bos_id=pad_id,
+        eos_id=eos_id,
+        pad_id=pad_id,
+        labels=labels,
+    )
+    assert bart_spec.head is not None
+    heads = {"seq2seq_lm": s.replace(bart_spec.head, tie_embeddings=config.tie_embeddings)}
+    return s.replace(bart_spec, family="marian", head=s.select_head(heads, head), suppress_tokens=(pad_id,))
 
 
 def _from_hf_config(hf_config: HFConfig) -> HFConfig:
     pad_id = hf_config.get("pad_token_id", 58100)
     for key, supported in (("decoder_start_token_id", pad_id), ("bad_words_ids", [[pad_id]])):
         if hf_config.get(key) not in (None, supported):
-            raise InputError(f"config.json: {key} is {hf_config[key]!r}; of marian qkv has the padding token {pad_id} only")
-    return _check_embedding_sharing(hf_config | {"decoder_vocab_size": hf_config.get("decoder_vocab_size") or hf_config.get("vocab_size")})
+            raise InputError(f"config.json: {key} is {hf_config[key]!r}; qkv supports only the padding token, {pad_id}")
+    target_vocab_size = hf_config.get("decoder_vocab_size") or hf_config.get("vocab_size")
+    return _check_embedding_sharing(hf_config | {"decoder_vocab_size": target_vocab_size})
 
 
 def _to_hf_config(hf_config: HFConfig) -> HFConfig:
     pad_id = hf_config["pad_token_id"]
-    suppress_fields = {"bad_words_ids": [[pad_id]], "renormalize_logits": True}  # its share goes to the others, as in Marian itself
-    return bart.set_forced_eos(_check_embedding_sharing(hf_config)) | {"decoder_start_token_id": pad_id} | suppress_fields
+    # as in Marian itself, the probability of the padding token is distributed over the other tokens
+    suppress_fields = {"bad_words_ids": [[pad_id]], "renormalize_logits": True}
+    hf_config = bart.set_forced_eos(_check_embedding_sharing(hf_config))
+    return hf_config | {"decoder_start_token_id": pad_id} | suppress_fields
 
 
 def _check_embedding_sharing(hf_config: HFConfig) -> HFConfig:
     if hf_config.get("share_encoder_decoder_embeddings", True) and hf_config.get("tie_word_embeddings") is False:
-        raise InputError("marian: one table for source and target needs an output that is tied to it")
+        raise InputError("marian: with one embedding table for source and target, the output must be tied to it")
     return hf_config
 
 
 TOKENIZER_TEMPLATE = Template(
-    kind="marian",
+    kind="sentencepiece_pair",
     special_tokens={"eos": "</s>", "unk": "<unk>", "pad": "<pad>"},
     after_vocab=("pad",),
     single="$A </s>",
@@ -108,7 +123,7 @@ HF_FORMAT = HFFormat(
     supported_values={**bart.HF_SUPPORTED_VALUES, "normalize_embedding": False, "static_position_embeddings": True},
     from_hf_config=_from_hf_config,
     to_hf_config=_to_hf_config,
-    backbone_rules=(Drop("model.{side}.embed_positions.weight"), *bart.LAYER_RULES),  # sinusoids, which are made again
+    backbone_rules=(Drop("model.{side}.embed_positions.weight"), *bart.LAYER_RULES),  # the sinusoids are recomputed
     head_rules={"seq2seq_lm": bart.LM_HEAD_RULES},
     conditional_rules=(
         WhenSpec("share_embeddings", True, bart.SHARED_EMBEDDING_RULES),

@@ -1,4 +1,4 @@
-"""RoBERTa: BERT trained longer, on more text, on masked words alone; its positions begin behind the padding's row.
+"""RoBERTa: BERT trained longer, on more text, without next-sentence prediction; its positions start after pad_id.
 
 Liu et al. 2019, https://arxiv.org/abs/1907.11692.
 """
@@ -19,10 +19,12 @@ PAPER = "Liu et al. 2019"
 
 @dataclass(frozen=True, kw_only=True)
 class Config(bert.Config):
-    """What a recipe may say of a RoBERTa: what it may say of a BERT, and where positions begin."""
+    """Keys of the recipe's `model` section for RoBERTa: those of BERT and the position offset."""
 
     max_length: int = 510
-    position_offset: int = 2  # rows of the position table that no token uses: one for each id up to the padding's
+    """Longest input in tokens; the position table has `position_offset` more rows."""
+    position_offset: int = 2
+    """Unused rows at the start of the position table: one per id up to and including the padding token's."""
 
 
 PRESETS = {
@@ -32,7 +34,7 @@ PRESETS = {
 
 
 def make_heads(config: Config, vocab_size: int, labels: tuple[str, ...]) -> dict[str, s.Head]:
-    """BERT's without the next sentence's; the language model's is a GELU whatever the blocks' activation is."""
+    """Return BERT's heads without next_sentence; the masked LM head always uses GELU."""
     available_heads = bert.make_heads(config, vocab_size, labels)
     del available_heads["next_sentence"]
     return available_heads | {
@@ -45,8 +47,9 @@ def make_heads(config: Config, vocab_size: int, labels: tuple[str, ...]) -> dict
 def make_spec(
     config: Config, *, source_vocab_size: int = 50265, head: str = "masked_lm", labels: tuple[str, ...] = ("no", "yes")
 ) -> s.Model:
-    """BERT with its positions moved, under one of the heads; `backbone` is none."""
+    """Return BERT with shifted positions and one of RoBERTa's heads; `backbone` has none."""
     model = bert.make_spec(config, source_vocab_size=source_vocab_size, head="backbone")
+    assert isinstance(model.source_embedding, s.Embedding)
     return s.replace(
         model,
         family="roberta",
@@ -56,7 +59,7 @@ def make_spec(
 
 
 def from_hf_config(hf_config: HFConfig) -> HFConfig:
-    """Their table's rows are our offset and length together; the offset follows from the padding's id."""
+    """Split the rows of Hugging Face's position table into offset (pad_token_id + 1) and maximum length."""
     pad_id, num_rows = hf_config.get("pad_token_id", 1), hf_config.get("max_position_embeddings", 512)
     for key, value in (("pad_token_id", pad_id), ("max_position_embeddings", num_rows)):
         if type(value) is not int:
@@ -65,8 +68,12 @@ def from_hf_config(hf_config: HFConfig) -> HFConfig:
 
 
 def to_hf_config(hf_config: HFConfig) -> HFConfig:
+    """Invert `from_hf_config`."""
     position_offset = hf_config["pad_token_id"]
-    return hf_config | {"pad_token_id": position_offset - 1, "max_position_embeddings": hf_config["max_position_embeddings"] + position_offset}
+    return hf_config | {
+        "pad_token_id": position_offset - 1,
+        "max_position_embeddings": hf_config["max_position_embeddings"] + position_offset,
+    }
 
 
 BOS, EOS = "<s>", "</s>"

@@ -1,19 +1,20 @@
-"""T5: every task is text in and text out; where a token stands is said by distances alone.
+"""T5: an encoder-decoder for text-to-text tasks with relative position biases.
 
-Raffel et al. 2020, https://arxiv.org/abs/1910.10683. The sizes named v1.1 are those of Shazeer's gated form
-(https://arxiv.org/abs/2002.05202) with an output of its own, which Flan-T5 has too (Chung et al. 2022).
+Raffel et al. 2020, https://arxiv.org/abs/1910.10683. The v1.1 sizes have gated feed-forward layers (Shazeer 2020,
+https://arxiv.org/abs/2002.05202) and an untied output layer, as Flan-T5 does (Chung et al. 2022).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from qkv import spec as s
 from qkv.errors import InputError
 from qkv.families.hf.format import ACTIVATIONS, Architecture, ConfigKey, HFConfig, HFFormat, WhenSpec
-from qkv.families.hf.rules import Drop, Rename, Tie
+from qkv.families.hf.rules import Drop, Rename, Rule, Tie
 from qkv.tokenization.template import Template
 
 if TYPE_CHECKING:
@@ -24,24 +25,40 @@ PAPER = "Raffel et al. 2020"
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """What a recipe may say of a T5."""
+    """Keys of the recipe's `model` section for T5."""
 
     d_model: int = 512
+    """Width of the hidden states."""
     heads: int = 8
-    d_kv: int = 64  # of one head
+    """Number of attention heads per layer."""
+    d_kv: int = 64
+    """Size of one head's query, key and value."""
     layers: int = 6
-    decoder_layers: int | None = None  # None: as many as the encoder's
+    """Number of encoder layers."""
+    decoder_layers: int | None = None
+    """Number of decoder layers; null for the value of `layers`."""
     d_ff: int = 2048
+    """Width of the feed-forward layers."""
     activation: s.Activation = "relu"
+    """Activation of the feed-forward layers."""
     gated: bool = False
+    """Use gated feed-forward layers (Shazeer 2020)."""
     dropout: float = 0.1
-    classifier_dropout: float = 0.0  # of the classifiers
+    """Dropout everywhere but in classification heads, on attention weights too."""
+    classifier_dropout: float = 0.0
+    """Dropout in the heads for sequence and token classification."""
     num_buckets: int = 32
+    """Number of buckets of the relative position bias."""
     max_distance: int = 128
+    """Distance from which on all positions share the last bucket."""
     norm_eps: float = 1e-6
+    """Epsilon of the RMS norms."""
     tie_embeddings: bool = True
-    head_input_scale: float | None = None  # of what the output layer reads; None: 1 over the root of the width
-    max_length: int = 2**20  # distances have no end, so that this stops nothing but a mistake
+    """Use the embedding matrix as output matrix."""
+    head_input_scale: float | None = None
+    """Factor on the input of the output layer; null for 1 / sqrt(d_model)."""
+    max_length: int = 2**20
+    """Longest source and longest target in tokens; relative positions have no limit of their own."""
 
 
 def _gated_config(d_model: int, heads: int, layers: int, d_ff: int) -> Config:
@@ -63,19 +80,15 @@ PRESETS = {
 }
 
 
-def make_spec(
-    config: Config,
-    *,
-    source_vocab_size: int = 32128,
-    target_vocab_size: int = 32128,
-    bos_id: int = 0,
-    eos_id: int = 1,
-    head: str = "seq2seq_lm",
-    labels: tuple[str, ...] = ("no", "yes"),
-) -> s.Model:
-    """An encoder-decoder under one of its heads; `encoder` is that half alone, and so is what `token` stands on."""
+def encoder_spec(config: Config) -> s.TransformerStack:
+    """Return the encoder's stack."""
     attention = s.Attention(
-        query_dim=config.d_model, heads=config.heads, head_dim=config.d_kv, score_fn="dot", bias=False, dropout=config.dropout
+        query_dim=config.d_model,
+        heads=config.heads,
+        head_dim=config.d_kv,
+        score_fn="dot",
+        bias=False,
+        dropout=config.dropout,
     )
     block = s.Block(
         self_attention=attention,
@@ -92,19 +105,45 @@ def make_spec(
         dropout=config.dropout,
     )
     position_bias = s.RelativePositionBias(num_buckets=config.num_buckets, max_distance=config.max_distance)
-    stack = s.TransformerStack(block=block, num_layers=config.layers, final_norm=True, dropout=config.dropout, relative_position_bias=position_bias)
-    embedding = s.Embedding(vocab_size=source_vocab_size, d_model=config.d_model, max_length=config.max_length, position="none", dropout=config.dropout)
+    return s.TransformerStack(
+        block=block,
+        num_layers=config.layers,
+        final_norm=True,
+        dropout=config.dropout,
+        relative_position_bias=position_bias,
+    )
+
+
+def make_spec(
+    config: Config,
+    *,
+    source_vocab_size: int = 32128,
+    target_vocab_size: int = 32128,
+    bos_id: int = 0,
+    eos_id: int = 1,
+    head: str = "seq2seq_lm",
+    labels: tuple[str, ...] = ("no", "yes"),
+) -> s.Model:
+    """Return an encoder-decoder with one of its heads; `encoder` and `token` use the encoder alone."""
+    stack = encoder_spec(config)
+    embedding = s.Embedding(
+        vocab_size=source_vocab_size,
+        d_model=config.d_model,
+        max_length=config.max_length,
+        position="none",
+        dropout=config.dropout,
+    )
     encoder_model = s.Model(family="t5", source_embedding=embedding, encoder=stack, bos_id=bos_id, eos_id=eos_id)
     if head == "encoder":
         return encoder_model
     head_spec = s.select_head(_make_heads(config, target_vocab_size, labels), head)
     if head == "token":
         return s.replace(encoder_model, head=head_spec)
-    block, num_decoder_layers = s.replace(block, cross_attention=attention), config.decoder_layers or config.layers
+    decoder_block = s.replace(stack.block, cross_attention=stack.block.self_attention)
     return s.replace(
         encoder_model,
         target_embedding=s.replace(embedding, vocab_size=target_vocab_size),
-        decoder=s.replace(stack, block=block, num_layers=num_decoder_layers, causal=True),
+        decoder=s.replace(stack, block=decoder_block, num_layers=config.decoder_layers or config.layers, causal=True),
         share_embeddings=True,
         head=head_spec,
     )
@@ -114,9 +153,21 @@ def _make_heads(config: Config, vocab_size: int, labels: tuple[str, ...]) -> dic
     d_model, dropout = config.d_model, config.classifier_dropout
     input_scale = d_model**-0.5 if config.head_input_scale is None else config.head_input_scale
     return {
-        "seq2seq_lm": s.Head(kind="lm", d_model=d_model, num_outputs=vocab_size, tie_embeddings=config.tie_embeddings, input_scale=input_scale),
+        "seq2seq_lm": s.Head(
+            kind="lm",
+            d_model=d_model,
+            num_outputs=vocab_size,
+            tie_embeddings=config.tie_embeddings,
+            input_scale=input_scale,
+        ),
         "sequence": s.classification_head(
-            "sequence", d_model, labels, pool="last", dense_activation="tanh", dropout=dropout, dropout_before_dense=True
+            "sequence",
+            d_model,
+            labels,
+            pool="last",
+            dense_activation="tanh",
+            dropout=dropout,
+            dropout_before_dense=True,
         ),
         "token": s.classification_head("token", d_model, labels, dropout=dropout),
         "span": s.classification_head("span", d_model, labels),
@@ -150,23 +201,27 @@ HF_CONFIG_KEYS = (
     ConfigKey("is_gated_act", "gated", "encoder.block.feedforward.gated"),
     ConfigKey("tied", "tie_embeddings", "head.tie_embeddings", heads=("seq2seq_lm",)),
     ConfigKey("head_scale", "head_input_scale", "head.input_scale", heads=("seq2seq_lm",)),
-    ConfigKey("qkv_length", "max_length", "source_embedding.max_length"),  # they have no word for it
+    ConfigKey("qkv_length", "max_length", "source_embedding.max_length"),  # Hugging Face has no such key
     ConfigKey("decoder_start_token_id", "bos_id", "bos_id"),
     ConfigKey("eos_token_id", "eos_id", "eos_id"),
 )
 
 
 def _infer_from_weights(hf_config: HFConfig, tensors: Mapping[str, Tensor]) -> HFConfig:
-    """transformers 5 writes that all are tied, and ties what is equal."""
+    """Mark the output layer as untied if its weights differ; transformers 5 always writes it as tied."""
     lm_head, embedding = tensors.get("lm_head.weight"), tensors.get("shared.weight")
-    return hf_config if lm_head is None or embedding is None or lm_head.equal(embedding) else hf_config | {"tied": False}
+    is_tied = lm_head is None or embedding is None or lm_head.equal(embedding)
+    return hf_config if is_tied else hf_config | {"tied": False}
 
 
 def _from_hf_config(hf_config: HFConfig) -> HFConfig:
-    feed_forward_proj, tie_embeddings = str(hf_config.get("feed_forward_proj", "relu")), hf_config.get("tie_word_embeddings") is not False
+    feed_forward_proj = str(hf_config.get("feed_forward_proj", "relu"))
+    tie_embeddings = hf_config.get("tie_word_embeddings") is not False
     activation = "gelu_new" if feed_forward_proj == "gated-gelu" else feed_forward_proj.removeprefix("gated-")
-    resolved = {"dense_act_fn": activation, "is_gated_act": feed_forward_proj.startswith("gated-"), "tied": tie_embeddings} | hf_config
-    scale_outputs = hf_config.get("scale_decoder_outputs", tie_embeddings)  # 1.1 is neither tied nor scaled, and once one key said both
+    is_gated = feed_forward_proj.startswith("gated-")
+    resolved = {"dense_act_fn": activation, "is_gated_act": is_gated, "tied": tie_embeddings} | hf_config
+    # v1.1 is neither tied nor scaled; older configs have one key for both
+    scale_outputs = hf_config.get("scale_decoder_outputs", tie_embeddings)
     return resolved | {"head_scale": None if scale_outputs else 1.0}
 
 
@@ -174,30 +229,41 @@ def _to_hf_config(hf_config: HFConfig) -> HFConfig:
     activation, gated, d_model = hf_config["dense_act_fn"], hf_config["is_gated_act"], hf_config["d_model"]
     tie_embeddings, input_scale = hf_config.pop("tied", True), hf_config.pop("head_scale", d_model**-0.5)
     if (gated and activation == "gelu") or input_scale not in (1.0, d_model**-0.5):
-        raise InputError("t5: Hugging Face has no gate by the exact GELU, and one scale only before the output")
+        raise InputError(
+            "t5: Hugging Face has no exact GELU gate, and no other scale before the output than 1/sqrt(d_model)"
+        )
     if hf_config["qkv_length"] == Config.max_length:
         del hf_config["qkv_length"]
     activation_name = "gelu" if gated and activation == "gelu_new" else activation
-    overrides = {"feed_forward_proj": f"gated-{activation_name}" if gated else activation_name, "pad_token_id": hf_config["decoder_start_token_id"]}
-    return hf_config | overrides | {"tie_word_embeddings": tie_embeddings or input_scale != 1.0, "scale_decoder_outputs": input_scale != 1.0}
+    return hf_config | {
+        "feed_forward_proj": f"gated-{activation_name}" if gated else activation_name,
+        "pad_token_id": hf_config["decoder_start_token_id"],
+        "tie_word_embeddings": tie_embeddings or input_scale != 1.0,
+        "scale_decoder_outputs": input_scale != 1.0,
+    }
 
 
 def _sublayer_rules(layer: str, hf_name: str, qkv_name: str, weight_names: Mapping[str, str]) -> tuple[Rename, ...]:
-    """One part of every layer of a side, and the norm before it."""
+    """Return the rules of one sublayer of every layer and of the norm before it; `layer` is "encoder.0" and so on."""
     side, sublayer_index = layer.split(".")
-    layer, qkv_block = f"transformer.{side}.block.{{i}}.layer.{sublayer_index}", f"{side}.blocks.{{i}}"
-    weights = (Rename(f"{layer}.{hf_name}.{hf_weight}.weight", f"{qkv_block}.{qkv_name}.{qkv_weight}.weight") for hf_weight, qkv_weight in weight_names.items())
-    return (Rename(f"{layer}.layer_norm.weight", f"{qkv_block}.{qkv_name}_residual.norm.weight"), *weights)
+    hf_layer, qkv_block = f"transformer.{side}.block.{{i}}.layer.{sublayer_index}", f"{side}.blocks.{{i}}"
+    weights = (
+        Rename(f"{hf_layer}.{hf_name}.{hf_weight}.weight", f"{qkv_block}.{qkv_name}.{qkv_weight}.weight")
+        for hf_weight, qkv_weight in weight_names.items()
+    )
+    return (Rename(f"{hf_layer}.layer_norm.weight", f"{qkv_block}.{qkv_name}_residual.norm.weight"), *weights)
 
 
 def _feedforward_rules(weight_names: Mapping[str, str]) -> tuple[Rename, ...]:
-    rule_groups = (_sublayer_rules(layer, "DenseReluDense", "feedforward", weight_names) for layer in ("encoder.1", "decoder.2"))
-    return tuple(rule for rule_group in rule_groups for rule in rule_group)
+    rules = (
+        _sublayer_rules(layer, "DenseReluDense", "feedforward", weight_names) for layer in ("encoder.1", "decoder.2")
+    )
+    return tuple(chain.from_iterable(rules))
 
 
 QKVO = {name: name for name in "qkvo"}
-RELATIVE_BIAS_KEY = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"  # the first layer's serves all
-BACKBONE_RULES = (
+RELATIVE_BIAS_KEY = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"  # all layers use the first one's
+BACKBONE_RULES: tuple[Rule, ...] = (
     Rename("transformer.shared.weight", "source_embedding.tokens.weight"),
     Tie("transformer.encoder.embed_tokens.weight", "transformer.shared.weight"),
     Tie("transformer.decoder.embed_tokens.weight", "transformer.shared.weight"),
@@ -217,7 +283,7 @@ HF_FORMAT = HFFormat(
     prefix="transformer.",
     architectures={
         "T5ForConditionalGeneration": Architecture("seq2seq_lm", no_prefix=True),
-        "T5WithLMHeadModel": Architecture("seq2seq_lm", no_prefix=True),  # its first name
+        "T5WithLMHeadModel": Architecture("seq2seq_lm", no_prefix=True),  # its name in early releases
         "T5ForSequenceClassification": Architecture("sequence"),
         "T5ForTokenClassification": Architecture("token"),
         "T5ForQuestionAnswering": Architecture("span", no_prefix=True),

@@ -1,6 +1,6 @@
 """The Transformer of "Attention Is All You Need" (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762).
 
-`base` and `big` are the paper's Table 3; `tiny` is ours, for small tasks such as pronunciation.
+`base` and `big` are those of the paper's Table 3; `tiny` is ours, for small tasks such as pronunciation.
 """
 
 from __future__ import annotations
@@ -18,21 +18,34 @@ PAPER = "Vaswani et al. 2017"
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """What a recipe may say of a Transformer."""
+    """Keys of the recipe's `model` section for the Transformer."""
 
     d_model: int = 512
+    """Width of the hidden states."""
     heads: int = 8
+    """Number of attention heads per layer."""
     layers: int = 6
-    decoder_layers: int | None = None  # None: as many as the encoder's
+    """Number of encoder layers."""
+    decoder_layers: int | None = None
+    """Number of decoder layers; null for the value of `layers`."""
     d_ff: int = 2048
+    """Width of the feed-forward layers."""
     dropout: float = 0.1
+    """Dropout on the embeddings and on the output of every sublayer."""
     attention_dropout: float = 0.0
+    """Dropout on the attention weights."""
     activation: s.Activation = "relu"
+    """Activation of the feed-forward layers."""
     gated: bool = False
+    """Use gated feed-forward layers (Shazeer 2020)."""
     norm_first: bool = False
+    """Use pre-norm blocks (Xiong et al. 2020) instead of the paper's post-norm."""
     position: Literal["sinusoid", "learned", "none"] = "sinusoid"
+    """Position scheme: sinusoids, a learned table, or none."""
     max_length: int = 512
-    share_embeddings: bool = False  # one table for source, target and output, as with the paper's joint vocabulary
+    """Longest source and longest target in tokens."""
+    share_embeddings: bool = False
+    """Use one embedding table for source, target and output, as the paper does with its joint vocabulary."""
 
 
 PRESETS = {
@@ -57,10 +70,7 @@ def make_spec(
     block = s.Block(
         self_attention=attention,
         feedforward=s.FeedForward(
-            d_model=config.d_model,
-            d_ff=config.d_ff,
-            activation=config.activation,
-            gated=config.gated,
+            d_model=config.d_model, d_ff=config.d_ff, activation=config.activation, gated=config.gated
         ),
         norm_first=config.norm_first,
         dropout=config.dropout,

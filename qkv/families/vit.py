@@ -1,6 +1,6 @@
-"""ViT: a Transformer encoder over an image's patches, behind one vector that stands for the whole.
+"""ViT: a Transformer encoder over the patches of an image and a [CLS] vector.
 
-Dosovitskiy et al. 2021, https://arxiv.org/abs/2010.11929. The sizes are the paper's, for images of 224 pixels a side.
+Dosovitskiy et al. 2021, https://arxiv.org/abs/2010.11929. The sizes are the paper's, for images of 224 x 224 pixels.
 """
 
 from __future__ import annotations
@@ -17,21 +17,34 @@ PAPER = "Dosovitskiy et al. 2021"
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """What a recipe may say of a ViT."""
+    """Keys of the recipe's `model` section for ViT."""
 
     d_model: int = 768
+    """Width of the hidden states."""
     heads: int = 12
+    """Number of attention heads per layer."""
     layers: int = 12
+    """Number of layers."""
     d_ff: int = 3072
+    """Width of the feed-forward layers."""
     activation: s.Activation = "gelu"
+    """Activation of the feed-forward layers."""
     dropout: float = 0.0
+    """Dropout on the embeddings and on the output of every sublayer."""
     attention_dropout: float = 0.0
-    image_size: int = 224  # pixels a side
+    """Dropout on the attention weights."""
+    image_size: int = 224
+    """Height and width of the images in pixels."""
     patch_size: int = 16
+    """Height and width of a patch in pixels."""
     num_channels: int = 3
-    qkv_bias: bool = True  # query, key and value; the output always is
+    """Number of color channels."""
+    qkv_bias: bool = True
+    """Biases of the query, key and value projections; the output projection always has one."""
     norm_eps: float = 1e-12
+    """Epsilon of the layer norms."""
     init_std: float = 0.02
+    """Standard deviation of the initial weights; 0.02 suits widths of 768 and more."""
 
 
 PRESETS = {
@@ -44,11 +57,15 @@ PRESETS = {
 
 
 def make_spec(config: Config, *, head: str = "sequence", labels: tuple[str, ...] = ("no", "yes")) -> s.Model:
-    """An encoder of images under one of its heads, which read the first vector; `backbone` is none."""
+    """Return an encoder of images with one of its heads, which read the [CLS] vector; `backbone` has none."""
     d_model = config.d_model
     block = s.Block(
         self_attention=s.Attention(
-            query_dim=d_model, heads=config.heads, bias=config.qkv_bias, output_bias=True, dropout=config.attention_dropout
+            query_dim=d_model,
+            heads=config.heads,
+            bias=config.qkv_bias,
+            output_bias=True,
+            dropout=config.attention_dropout,
         ),
         feedforward=s.FeedForward(d_model=d_model, d_ff=config.d_ff, activation=config.activation),
         norm=s.Norm(eps=config.norm_eps),
@@ -62,7 +79,11 @@ def make_spec(config: Config, *, head: str = "sequence", labels: tuple[str, ...]
     return s.Model(
         family="vit",
         source_embedding=s.PatchEmbedding(
-            image_size=config.image_size, patch_size=config.patch_size, num_channels=config.num_channels, d_model=d_model, dropout=config.dropout
+            image_size=config.image_size,
+            patch_size=config.patch_size,
+            num_channels=config.num_channels,
+            d_model=d_model,
+            dropout=config.dropout,
         ),
         encoder=s.TransformerStack(block=block, num_layers=config.layers, final_norm=True),
         head=s.select_head(heads, head),
@@ -88,20 +109,22 @@ HF_CONFIG_KEYS = (
 
 
 def from_hf_config(hf_config: HFConfig) -> HFConfig:
-    """With one number where theirs may be height and width; sizes that we have no field for are refused."""
+    """Replace [height, width] by one number; sizes that differ are refused."""
     for key in ("image_size", "patch_size"):
         sides = hf_config.get(key)
         if isinstance(sides, list) and len(sides) in (1, 2):
             if sides[0] != sides[-1]:
-                raise InputError(f"config.json: {key} is {sides}; of vit qkv has square images and patches only")
+                raise InputError(f"config.json: {key} is {sides}; qkv supports only square images and patches")
             hf_config[key] = sides[0]
     hidden_size, pooler_size = hf_config.get("hidden_size") or Config.d_model, hf_config.get("pooler_output_size")
     if pooler_size not in (None, hidden_size):
-        raise InputError(f"config.json: pooler_output_size is {pooler_size}; of vit qkv has hidden_size, {hidden_size}, only")
+        raise InputError(
+            f"config.json: pooler_output_size is {pooler_size}; qkv supports only hidden_size, {hidden_size}"
+        )
     return hf_config
 
 
-LAYER_NAMES = {  # in a file, in their model since version 5, in ours
+LAYER_NAMES = {  # name in files -> (name in transformers 5 models, our name)
     "attention.attention.query": ("attention.q_proj", "self_attention.q"),
     "attention.attention.key": ("attention.k_proj", "self_attention.k"),
     "attention.attention.value": ("attention.v_proj", "self_attention.v"),
@@ -117,8 +140,14 @@ BACKBONE_RULES: tuple[Rule, ...] = (
     Rename("vit.embeddings.position_embeddings", "source_embedding.position"),
     Rename("vit.embeddings.patch_embeddings.projection.{p}", "source_embedding.projection.{p}"),
     Drop("vit.embeddings.mask_token"),
-    *(Rename(HF_LAYER_PATTERN.format(hf_name), f"encoder.blocks.{{i}}.{qkv_name}.{{p}}") for hf_name, (_, qkv_name) in LAYER_NAMES.items()),
-    *(Tie(f"vit.layers.{{i}}.{hf_v5_name}.{{p}}", HF_LAYER_PATTERN.format(hf_name)) for hf_name, (hf_v5_name, _) in LAYER_NAMES.items()),
+    *(
+        Rename(HF_LAYER_PATTERN.format(hf_name), f"encoder.blocks.{{i}}.{qkv_name}.{{p}}")
+        for hf_name, (_, qkv_name) in LAYER_NAMES.items()
+    ),
+    *(
+        Tie(f"vit.layers.{{i}}.{hf_v5_name}.{{p}}", HF_LAYER_PATTERN.format(hf_name))
+        for hf_name, (hf_v5_name, _) in LAYER_NAMES.items()
+    ),
     Rename("vit.layernorm.{p}", "encoder.norm.{p}"),
 )
 
@@ -135,7 +164,7 @@ HF_FORMAT = HFFormat(
     head_rules={
         "sequence": (Rename("classifier.{p}", "head.linear.{p}"),),
         "pooler": (Rename("vit.pooler.dense.{p}", "head.dense.{p}"),),
-        "masked_image": (Drop("decoder.{i}.{p}"),),  # a body pretrained so may serve another head
+        "masked_image": (Drop("decoder.{i}.{p}"),),  # such a backbone can be used with another head
     },
     from_hf_config=from_hf_config,
 )

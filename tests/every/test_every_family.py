@@ -12,7 +12,7 @@ from torch import Tensor
 
 from qkv.analysis.cost import cost
 from qkv.checkpoints import ModelBundle, load, save
-from qkv.checkpoints.model_folder import unique_state_dict
+from qkv.checkpoints.state import unique_state_dict
 from qkv.errors import InputError
 from qkv.families import get_family
 from qkv.nn import build
@@ -194,7 +194,10 @@ def test_a_folder_of_ours_gives_the_model_back_as_it_was(case: Case, tmp_path: P
 @law(CASES)
 def test_the_cost_counts_every_parameter_once(case: Case) -> None:
     model = case.spec()
-    lengths = {"source_length": min(5, model.source_embedding.max_length) if model.source_embedding else 0, "target_length": 4}
+    lengths = {
+        "source_length": min(5, model.source_embedding.max_length) if model.source_embedding else 0,
+        "target_length": 4,
+    }
     counted = cost(model, **lengths)
     assert counted.parameters["total"] == sum(p.numel() for p in build(model).parameters())
     assert sum(counted.linear_flops.values()) > 0

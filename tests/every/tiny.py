@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import types
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
@@ -17,16 +18,25 @@ from qkv.families import get_family, head_names, names
 from qkv.nn import Decoder, Encoder, EncoderDecoder, Ragged, build
 
 VOCABULARY = 13
-SMALL = {"d_model": 12, "d_ff": 24, "hidden_size": 24, "heads": 2, "layers": 2, "max_length": 16, "image_size": 6, "patch_size": 2}  # by a name's end
+SMALL = {
+    "d_model": 12,
+    "d_ff": 24,
+    "hidden_size": 24,
+    "heads": 2,
+    "layers": 2,
+    "max_length": 16,
+    "image_size": 6,
+    "patch_size": 2,
+}  # by the end of a field's name
 
 
 @dataclass(frozen=True)
 class Case:
-    """A family with one field of its shape set to one of its choices, or under one of its heads."""
+    """A family with one field of its config set to one of its choices, or with one of its heads."""
 
     name: str
     shape: Any
-    head: str | None = None  # None: the family's own first one
+    head: str | None = None  # None: the family's first head
 
     def spec(self) -> spec.Model:
         module = get_family(self.name)
@@ -37,7 +47,7 @@ class Case:
         return made
 
     def model(self) -> Encoder | Decoder | EncoderDecoder:
-        """In double precision, so that equal means equal; biases and gains drawn, for zeros and ones hide mistakes."""
+        """Return the model in double precision, with random biases and gains, because zeros and ones hide errors."""
         torch.manual_seed(1)
         model = build(self.spec()).double().eval()
         with torch.no_grad():
@@ -57,8 +67,12 @@ def _shrunk(shape: Any) -> Any:
 
 
 def _choices(hint: Any) -> tuple[Any, ...]:
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):  # a registered name is allowed too
+        return tuple(choice for option in typing.get_args(hint) for choice in _choices(option))
     if typing.get_origin(hint) is typing.Literal:
         return typing.get_args(hint)
+    if typing.get_origin(hint) is typing.Union:  # built-in names, or any other that is registered
+        return tuple(choice for option in typing.get_args(hint) for choice in _choices(option) if option is not bool)
     return (False, True) if hint is bool else ()
 
 
@@ -71,15 +85,22 @@ def _cases() -> Iterator[tuple[str, Case]]:
             for choice in _choices(hint):
                 if choice != getattr(shape, key):
                     yield f"{name}-{key}={choice}", Case(name, replace(shape, **{key: choice}))
-        for head in head_names(module) if hasattr(module, "HF_FORMAT") else []:
-            yield f"{name}-head={head}", Case(name, shape, head)
+        for head in head_names(module):
+            case = Case(name, shape, head)
+            if not _has_unused_pool(case.spec()):
+                yield f"{name}-head={head}", case
+
+
+def _has_unused_pool(s: spec.Model) -> bool:
+    """Return whether a token-level head has a pool, as in recurrent models; the weights of the pool get no gradient."""
+    return s.head is not None and s.head.pool is not None and s.head.is_token_level
 
 
 CASES = dict(_cases())
 
 
 def with_decoder() -> dict[str, Case]:
-    """Those that write."""
+    """Return the cases with a decoder."""
 
     def writes(s: spec.Model) -> bool:
         return s.decoder is not None and s.head is not None and s.head.kind == "lm" and s.aux_head is None
@@ -88,7 +109,7 @@ def with_decoder() -> dict[str, Case]:
 
 
 def with_stack() -> dict[str, Case]:
-    """Those whose attention over whole sequences goes through a choice of kernels."""
+    """Return the cases whose attention over whole sequences can use several kernels."""
 
     def stacked(s: spec.Model) -> bool:
         return isinstance(s.encoder, spec.TransformerStack) or isinstance(s.decoder, spec.TransformerStack)
@@ -98,7 +119,7 @@ def with_stack() -> dict[str, Case]:
 
 @dataclass(frozen=True)
 class Batch:
-    """Pairs of sequences; a model without encoder or decoder takes one of the two."""
+    """Pairs of sequences; a model without an encoder or decoder reads one of the two."""
 
     sources: list[Tensor]
     targets: list[Tensor]
@@ -116,19 +137,21 @@ class Batch:
 
 
 def image(ids: Tensor, s: spec.PatchEmbedding) -> Tensor:
-    """What a model that looks at images is given for a sequence: the picture that its ids are the seed of."""
+    """Return the image that a vision model reads for a sequence: random pixels seeded by its ids."""
     seed = sum(int(token) * VOCABULARY**place for place, token in enumerate(ids)) + len(ids)
-    return torch.randn(s.num_channels, s.image_size, s.image_size, generator=torch.Generator().manual_seed(seed)).double()
+    return torch.randn(
+        s.num_channels, s.image_size, s.image_size, generator=torch.Generator().manual_seed(seed)
+    ).double()
 
 
 def outputs(model: Any, batch: Batch) -> list[Tensor]:
-    """The model's output, cut into one tensor a sequence."""
+    """Return the model's output, split into one tensor per sequence."""
     if isinstance(model.spec.source_embedding, spec.PatchEmbedding):
         out = model(torch.stack([image(ids, model.spec.source_embedding) for ids in batch.sources]))
         return list(out if model.spec.head is not None else out.unflatten(0, (len(batch), -1)))
     source, target = Ragged.pack(batch.sources), Ragged.pack(batch.targets)
-    read = source if isinstance(model, Encoder) else target  # what the outputs belong to
-    if model.spec.aux_head is not None:  # both heads' in one tensor, so that no law forgets the second
+    read = source if isinstance(model, Encoder) else target  # the layout of the outputs
+    if model.spec.aux_head is not None:  # both heads in one tensor, so that every test covers the second one
         each, once = model.forward_with_aux_head(read)
         return [torch.cat([a.flatten(), b]) for a, b in zip(read.with_values(each).sequences(), once, strict=True)]
     out = model(source, target) if isinstance(model, EncoderDecoder) else model(read)

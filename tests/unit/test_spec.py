@@ -12,7 +12,9 @@ from qkv.families import bart, t5
 MODEL = spec.Model(
     family="test",
     encoder=spec.RecurrentEncoder(d_model=4, hidden_size=3),
-    decoder=spec.RecurrentDecoder(d_model=4, encoder_dim=6, hidden_size=5, attention=spec.Attention(query_dim=5, kv_dim=6, heads=1)),
+    decoder=spec.RecurrentDecoder(
+        d_model=4, encoder_dim=6, hidden_size=5, attention=spec.Attention(query_dim=5, kv_dim=6, heads=1)
+    ),
     source_embedding=spec.Embedding(vocab_size=9, d_model=4, norm=spec.Norm(kind="rms")),
     target_embedding=spec.Embedding(vocab_size=8, d_model=4, dropout=0.1),
     head=spec.Head(kind="lm", d_model=5, num_outputs=8),
@@ -64,7 +66,14 @@ def test_an_unknown_field_is_refused_with_the_nearest_known_one() -> None:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("bos_id", "2"), ("bos_id", True), ("bos_id", 1.5), ("share_embeddings", 1), ("family", None), ("source_embedding", "none")],
+    [
+        ("bos_id", "2"),
+        ("bos_id", True),
+        ("bos_id", 1.5),
+        ("share_embeddings", 1),
+        ("family", None),
+        ("source_embedding", "none"),
+    ],
 )
 def test_a_value_of_the_wrong_type_is_refused_by_name(key: str, value: object) -> None:
     with pytest.raises(InputError, match=rf"Model\.{key} cannot be"):
@@ -121,10 +130,30 @@ def test_another_dropout_changes_what_layers_give_or_attentions_weights_and_noth
     wider = spec.with_dropout(made, 0.4, None)
     assert wider == bart.make_spec(spec.replace(shape, dropout=0.4), source_vocab_size=30)
     assert spec.with_dropout(wider, 0.2, None) == made
-    assert spec.with_dropout(made, None, 0.0) == bart.make_spec(spec.replace(shape, attention_dropout=0.0), source_vocab_size=30)
+    assert spec.with_dropout(made, None, 0.0) == bart.make_spec(
+        spec.replace(shape, attention_dropout=0.0), source_vocab_size=30
+    )
     assert spec.with_dropout(made, None, None) == made
 
 
 def test_t5_drops_inside_its_feed_forward_layers_as_much_as_behind_its_blocks() -> None:
     shape = t5.Config(d_model=16, heads=2, layers=1, dropout=0.2)
-    assert spec.with_dropout(t5.make_spec(shape, source_vocab_size=30), 0.4, 0.4) == t5.make_spec(spec.replace(shape, dropout=0.4), source_vocab_size=30)
+    assert spec.with_dropout(t5.make_spec(shape, source_vocab_size=30), 0.4, 0.4) == t5.make_spec(
+        spec.replace(shape, dropout=0.4), source_vocab_size=30
+    )
+
+
+OLD_SPECS = [  # what an earlier release wrote, and the line that refuses it
+    ({"encoder": {"type": "Stack"}}, "encoder: the type Stack is now 'TransformerStack'"),
+    ({"source": None}, "Model.source is now 'source_embedding'"),
+    ({"head": {"type": "Head", "kind": "lm", "width": 5}}, "head: Head.width is now 'd_model'"),
+    ({"feature_layers": "last_four"}, "Model.feature_layers 'last_four' is now 'concat_last_4'"),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), OLD_SPECS)
+def test_a_spec_of_an_earlier_release_is_refused_with_the_new_name(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError) as error:
+        spec.from_json(changed(**fields), "spec.json")
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)

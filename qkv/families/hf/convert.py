@@ -56,10 +56,16 @@ def convert_checkpoint(
     config = hf_format.infer_from_weights(config, hf_tensors)
     model_spec = spec_from_hf_config(family, config, location, head_name, output_labels)
     tensors = _canonical_keys(hf_format, hf_tensors, hf_format.rules(head_name, model_spec))
-    if head is None and head_name == "pooler" and not any(find_rule(hf_format.head_rules["pooler"], key) for key in tensors):
+    if (
+        head is None
+        and head_name == "pooler"
+        and not any(find_rule(hf_format.head_rules["pooler"], key) for key in tensors)
+    ):
         head_name, model_spec = "backbone", spec_from_hf_config(family, config, location, "backbone", output_labels)
     model_rules, all_rules = hf_format.rules(head_name, model_spec), hf_format.all_rules()
-    relevant = {key: tensor for key, tensor in tensors.items() if find_rule(model_rules, key) or not find_rule(all_rules, key)}
+    relevant = {
+        key: tensor for key, tensor in tensors.items() if find_rule(model_rules, key) or not find_rule(all_rules, key)
+    }
     unexpected_keys = tuple(key for key in tensors if key not in relevant)
     qkv_tensors = from_hf(model_rules, relevant, folder)
     if head is not None and _needs_new_output_layer(hf_format, config, model_spec, head_name, output_labels):
@@ -88,7 +94,9 @@ def _qkv_names(rules: Sequence[Rule], key: str) -> set[str]:
 def to_hf_checkpoint(model: spec.Model, tensors: Mapping[str, Tensor]) -> tuple[HFConfig, dict[str, Tensor]]:
     """Return a model's config.json and its tensors under their Hugging Face names."""
     if model.lora is not None:
-        raise InputError("this model has LoRA weights, which a Hugging Face checkpoint lacks; merge them (qkv export --merge-lora)")
+        raise InputError(
+            "this model has LoRA weights, which a Hugging Face checkpoint lacks; merge them (qkv export --merge-lora)"
+        )
     if model.feature_layers != "last":
         reason = "which no Hugging Face class does; save it as 'qkv' (qkv import does)"
         raise InputError(f"this model's head reads the features {model.feature_layers}, {reason}")
@@ -117,18 +125,24 @@ def _require_hf_family(model: spec.Model) -> ModuleType:
 def _declared_head(hf_format: HFFormat, config: HFConfig, location: str) -> str:
     declared = _declared_architectures(hf_format, config)
     if len(declared) != 1 or declared[0] not in hf_format.architectures:
-        raise InputError(f"{location}: architectures is '{declared[0]}'; {did_you_mean(declared[0], hf_format.architectures)}")
+        raise InputError(
+            f"{location}: architectures is '{declared[0]}'; {did_you_mean(declared[0], hf_format.architectures)}"
+        )
     return hf_format.architectures[declared[0]].head
 
 
 def _declared_architectures(hf_format: HFFormat, config: HFConfig) -> list[str]:
     """Return the classes that a config.json names; if it names none, the family's backbone class."""
-    backbone_classes = [name for name, architecture in hf_format.architectures.items() if architecture.head in ("pooler", "backbone")]
+    backbone_classes = [
+        name for name, architecture in hf_format.architectures.items() if architecture.head in ("pooler", "backbone")
+    ]
     declared = config.get("architectures") or backbone_classes
     return [str(name) for name in declared] if isinstance(declared, list) else [str(declared)]
 
 
-def _canonical_keys(hf_format: HFFormat, tensors: Mapping[str, Tensor], model_rules: Sequence[Rule]) -> dict[str, Tensor]:
+def _canonical_keys(
+    hf_format: HFFormat, tensors: Mapping[str, Tensor], model_rules: Sequence[Rule]
+) -> dict[str, Tensor]:
     """Return the tensors with their keys as the rules spell them: with the prefix, without legacy and tied names."""
     rules = (*model_rules, *hf_format.all_rules())
     canonical: dict[str, Tensor] = {}
@@ -166,7 +180,12 @@ def from_hf(rules: Sequence[Rule], tensors: Mapping[str, Tensor], location: str)
 
 
 def _apply_rule(
-    qkv_tensors: dict[str, Tensor], rule: TensorRule, placeholders: dict[str, str], key: str, tensor: Tensor, location: str
+    qkv_tensors: dict[str, Tensor],
+    rule: TensorRule,
+    placeholders: dict[str, str],
+    key: str,
+    tensor: Tensor,
+    location: str,
 ) -> None:
     try:
         converted = rule.from_hf(tensor)
@@ -205,7 +224,9 @@ def to_hf(rules: Sequence[Rule], tensors: Mapping[str, Tensor]) -> dict[str, Ten
     return hf_tensors
 
 
-def _matching_rules(rules: Sequence[Rule], tensors: Mapping[str, Tensor]) -> Iterator[tuple[TensorRule, dict[str, str]]]:
+def _matching_rules(
+    rules: Sequence[Rule], tensors: Mapping[str, Tensor]
+) -> Iterator[tuple[TensorRule, dict[str, str]]]:
     for rule in rules:
         if not isinstance(rule, TensorRule):
             continue

@@ -1,4 +1,4 @@
-"""A family's Hugging Face form, as data: its config.json both ways, its classes, its weight rules."""
+"""A family's Hugging Face format as data: its config.json in both directions, its classes, its weight rules."""
 
 from __future__ import annotations
 
@@ -32,30 +32,30 @@ ACTIVATIONS = {
 
 @dataclass(frozen=True)
 class ConfigKey:
-    """One value: its key in config.json, the field of the family's Config (or keyword of its `make_spec`), its place."""
+    """One value of config.json and its place in our config and spec."""
 
-    hf_key: str
-    config_field: str
-    spec_path: str  # in the spec, dotted
-    value_map: Mapping[Any, Any] | None = None  # theirs -> ours, where they are named differently
-    heads: tuple[str, ...] = ()  # the heads whose spec can say it; none named: all
+    hf_key: str  # key in config.json
+    config_field: str  # field of the family's Config, or keyword argument of its `make_spec`
+    spec_path: str  # dotted path in the spec
+    value_map: Mapping[Any, Any] | None = None  # Hugging Face value -> our value; None: they are equal
+    heads: tuple[str, ...] = ()  # heads whose spec has this value; empty: all
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """What a class of theirs is: our name of its head, and whether its body's names stand without the prefix."""
+    """One model class of transformers."""
 
-    head: str
-    no_prefix: bool = False
+    head: str  # our name of its head
+    no_prefix: bool = False  # its backbone's parameter names lack the prefix
 
 
 @dataclass(frozen=True)
 class WhenSpec:
-    """Rules that hold only where the spec has this value in this place: their names depend on it."""
+    """Rules that apply only if the spec has a certain value: the names of the tensors depend on it."""
 
-    spec_path: str  # dotted
-    equals: Any
-    rules: tuple[Rule, ...]
+    spec_path: str  # dotted path in the spec
+    equals: Any  # the value
+    rules: tuple[Rule, ...]  # the rules that then apply
 
 
 def _unchanged(config: HFConfig) -> HFConfig:
@@ -68,45 +68,63 @@ def _infer_nothing(config: HFConfig, _: Mapping[str, Tensor]) -> HFConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class HFFormat:
+    """The tables that convert a family's checkpoints, in both directions."""
+
     model_type: str
-    prefix: str  # of the body's names in a model with a head; rules are written with it
+    """`model_type` in config.json."""
+    prefix: str
+    """Prefix of the backbone's parameter names in a model with a head; the rules are written with it."""
     architectures: Mapping[str, Architecture]
+    """The classes of transformers by name."""
     config_keys: tuple[ConfigKey, ...]
+    """The keys of config.json that are read and written."""
     backbone_rules: tuple[Rule, ...]
-    head_rules: Mapping[str, tuple[Rule, ...]] = field(default_factory=dict)  # by our name of the head
-    untied_head_rules: Mapping[str, tuple[Rule, ...]] = field(default_factory=dict)  # the same where the head has its own weight
-    conditional_rules: tuple[WhenSpec, ...] = ()  # beside the body's
-    supported_values: Mapping[str, Any] = field(default_factory=dict)  # what we have no other value of
-    infer_from_weights: Callable[[HFConfig, Mapping[str, Tensor]], HFConfig] = _infer_nothing  # what their tensors say and no config does
-    from_hf_config: Callable[[HFConfig], HFConfig] = _unchanged  # where their values are not ours one by one
+    """The weight rules of everything but the head."""
+    head_rules: Mapping[str, tuple[Rule, ...]] = field(default_factory=dict)
+    """The weight rules of each head, by our name of the head."""
+    untied_head_rules: Mapping[str, tuple[Rule, ...]] = field(default_factory=dict)
+    """The weight rules of heads whose output matrix is not the embedding's, if they differ from `head_rules`."""
+    conditional_rules: tuple[WhenSpec, ...] = ()
+    """Further backbone rules, which depend on the spec."""
+    supported_values: Mapping[str, Any] = field(default_factory=dict)
+    """Keys of config.json of which only one value is supported."""
+    infer_from_weights: Callable[[HFConfig, Mapping[str, Tensor]], HFConfig] = _infer_nothing
+    """Add to the config what only the tensors reveal."""
+    from_hf_config: Callable[[HFConfig], HFConfig] = _unchanged
+    """Change config.json so that `config_keys` apply."""
     to_hf_config: Callable[[HFConfig], HFConfig] = _unchanged
+    """Invert `from_hf_config`."""
 
     def rules(self, head: str, model: spec.Model) -> tuple[Rule, ...]:
-        """Everything that a model under this head is filled from."""
+        """Return the rules of a model with this head."""
         head_rules = self.head_rules.get(head, ())
         if head in self.untied_head_rules and model.head is not None and not model.head.tie_embeddings:
             head_rules = self.untied_head_rules[head]
-        return (*self.backbone_rules, *head_rules, *self._select_conditional(lambda conditional: bool(_get_path(model, conditional.spec_path) == conditional.equals)))
+        conditional = (when for when in self.conditional_rules if _get_path(model, when.spec_path) == when.equals)
+        return (*self.backbone_rules, *head_rules, *(rule for when in conditional for rule in when.rules))
 
     def all_rules(self) -> tuple[Rule, ...]:
-        """Also those of the other heads: what may stand in a checkpoint of this family."""
-        head_rules = (rule for table in (self.head_rules, self.untied_head_rules) for rules in table.values() for rule in rules)
-        return (*self.backbone_rules, *head_rules, *self._select_conditional(lambda _: True))
+        """Return the rules of all heads: of everything that a checkpoint of this family may hold."""
+        tables = (self.head_rules, self.untied_head_rules)
+        head_rules = (rule for table in tables for rules in table.values() for rule in rules)
+        conditional = (rule for when in self.conditional_rules for rule in when.rules)
+        return (*self.backbone_rules, *head_rules, *conditional)
 
-    def _select_conditional(self, applies: Callable[[WhenSpec], bool]) -> tuple[Rule, ...]:
-        return tuple(rule for conditional in self.conditional_rules if applies(conditional) for rule in conditional.rules)
 
-
-def spec_from_hf_config(family: ModuleType, config: HFConfig, location: str, head: str, labels: tuple[str, ...]) -> spec.Model:
-    """The spec that a config.json describes, under a head; a value that we do not know is refused by name."""
+def spec_from_hf_config(
+    family: ModuleType, config: HFConfig, location: str, head: str, labels: tuple[str, ...]
+) -> spec.Model:
+    """Return the spec of a config.json with a head; an unsupported value is refused by name."""
     hf_format: HFFormat = family.HF_FORMAT
     config = hf_format.from_hf_config(dict(config))
     for key, value in hf_format.supported_values.items():
         if config.get(key, value) not in (value, None):
-            raise InputError(f"{location}: {key} is {config[key]!r}; of {hf_format.model_type} qkv has {value!r} only")
+            raise InputError(
+                f"{location}: {key} is {config[key]!r}; qkv supports only {value!r} for {hf_format.model_type}"
+            )
     for key, is_unsupported in _UNSUPPORTED_KEYS.items():
         if config.get(key) and is_unsupported(config[key]):
-            raise InputError(f"{location}: {key} is {config[key]!r}, which qkv does not compute")
+            raise InputError(f"{location}: {key} is {config[key]!r}, which qkv does not support")
     values: dict[str, Any] = {}
     defaults = _defaults(family)
     for config_key in hf_format.config_keys:
@@ -116,7 +134,7 @@ def spec_from_hf_config(family: ModuleType, config: HFConfig, location: str, hea
     return _apply_usage(_make_spec(family, values, head, labels), config)
 
 
-# what any family's config may say that changes the mathematics and that no family here has
+# keys of any family that change the computation and that no family here supports
 _UNSUPPORTED_KEYS: dict[str, Callable[[Any], bool]] = {
     "quantization_config": lambda _: True,
     "pruned_heads": lambda _: True,
@@ -124,7 +142,9 @@ _UNSUPPORTED_KEYS: dict[str, Callable[[Any], bool]] = {
 
 
 def _defaults(family: ModuleType) -> dict[str, Any]:
-    spec_params = {name: parameter.default for name, parameter in inspect.signature(family.make_spec).parameters.items()}
+    spec_params = {
+        name: parameter.default for name, parameter in inspect.signature(family.make_spec).parameters.items()
+    }
     return spec_params | {f.name: f.default for f in fields(family.Config)}
 
 
@@ -156,29 +176,38 @@ def _check_type(config_key: ConfigKey, value: Any, default: Any, location: str) 
         raise InputError(f"{location}: {config_key.hf_key} cannot be {value!r}")
 
 
-_POSITIVE_FIELDS = ("d_model", "heads", "layers", "d_ff", "max_length", "source_vocab_size", "target_vocab_size", "image_size", "patch_size", "num_channels")
+_POSITIVE_FIELDS = (
+    *("d_model", "heads", "layers", "d_ff", "max_length", "source_vocab_size", "target_vocab_size"),
+    *("image_size", "patch_size", "num_channels"),
+)
 
 
 def hf_config_from_spec(family: ModuleType, model: spec.Model) -> tuple[HFConfig, str]:
-    """The config.json of a spec, and their class for its head. What the table cannot say again is refused."""
+    """Return the config.json of a spec and the class of transformers for its head.
+
+    A spec that the family's table cannot reproduce is refused.
+    """
     hf_format: HFFormat = family.HF_FORMAT
     labels = model.head.labels if model.head is not None else ()
-    comparable = model if model.head is None else replace(model, head=replace(model.head, multi_label=False, subword_pooling="first"))
+    comparable = model
+    if model.head is not None:
+        comparable = replace(model, head=replace(model.head, multi_label=False, subword_pooling="first"))
     for name, architecture in hf_format.architectures.items():
-        # a body may stand under their class that has a pooler, which it is read without where its weights are not there
+        # a backbone is saved under the class with a pooler and read without it, since the pooler's weights are missing
         head = "backbone" if model.head is None and architecture.head == "pooler" else architecture.head
         config, values = _config_of(hf_format, model, head)
         if _make_spec(family, values, head, labels) == comparable:
-            return _add_metadata(hf_format.to_hf_config(config | dict(hf_format.supported_values)), hf_format, name, labels) | _usage_of(model), name
-    raise InputError(f"this model is no plain {hf_format.model_type} any more; Hugging Face has no form for it")
+            hf_config = hf_format.to_hf_config(config | dict(hf_format.supported_values))
+            return _add_metadata(hf_config, hf_format, name, labels) | _usage_of(model), name
+    raise InputError(f"this model is not a plain {hf_format.model_type}; it cannot be saved in the Hugging Face format")
 
 
 _PROBLEM_TYPE_KEY, _MULTI_LABEL = "problem_type", "multi_label_classification"
-_SUBWORD_POOLING_KEY = "qkv_word"  # a key of ours: their models leave it to whoever uses them
+_SUBWORD_POOLING_KEY = "qkv_word"  # a key of ours: transformers leaves the pooling of subwords to the caller
 
 
 def _apply_usage(model: spec.Model, config: HFConfig) -> spec.Model:
-    """With what a config says of the use of the head's logits, which is no part of the mathematics."""
+    """Set the fields of the head that determine how its logits are interpreted."""
     head = model.head
     if head is not None and head.kind == "sequence" and config.get(_PROBLEM_TYPE_KEY) == _MULTI_LABEL:
         return replace(model, head=replace(head, multi_label=True))
@@ -188,14 +217,14 @@ def _apply_usage(model: spec.Model, config: HFConfig) -> spec.Model:
 
 
 def _usage_of(model: spec.Model) -> HFConfig:
-    """The inverse of `_apply_usage`."""
+    """Return the config keys of the head's interpretation: the inverse of `_apply_usage`."""
     if model.head is not None and model.head.multi_label:
         return {_PROBLEM_TYPE_KEY: _MULTI_LABEL}
     return {_SUBWORD_POOLING_KEY: "mean"} if model.head is not None and model.head.subword_pooling == "mean" else {}
 
 
 def _config_of(hf_format: HFFormat, model: spec.Model, head: str) -> tuple[HFConfig, dict[str, Any]]:
-    """Their keys and our fields with what the spec has in those places."""
+    """Return the values of the spec under their Hugging Face keys and under our config fields."""
     config: HFConfig = {}
     values: dict[str, Any] = {}
     for config_key in hf_format.config_keys:
@@ -222,7 +251,11 @@ def _to_hf_value(config_key: ConfigKey, value: Any) -> Any:
 
 
 def _add_metadata(config: HFConfig, hf_format: HFFormat, architecture: str, labels: tuple[str, ...]) -> HFConfig:
-    full_config: HFConfig = {"architectures": [architecture], "model_type": hf_format.model_type, "dtype": "float32"} | config
+    full_config: HFConfig = {
+        "architectures": [architecture],
+        "model_type": hf_format.model_type,
+        "dtype": "float32",
+    } | config
     if labels:  # else theirs are two
         full_config["id2label"] = {str(index): label for index, label in enumerate(labels)}
         full_config["label2id"] = {label: index for index, label in enumerate(labels)}
@@ -230,7 +263,7 @@ def _add_metadata(config: HFConfig, hf_format: HFFormat, architecture: str, labe
 
 
 def labels_from_hf_config(config: HFConfig) -> tuple[str, ...]:
-    """The names of a classifier's outputs; two where a config says nothing."""
+    """Return the labels of a classifier; two default names if the config has none."""
     id2label = config.get("id2label")
     if isinstance(id2label, dict) and id2label:
         if sorted(id2label, key=str) != sorted(map(str, range(len(id2label)))):

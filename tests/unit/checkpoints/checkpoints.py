@@ -1,4 +1,4 @@
-"""Small checkpoint folders in Hugging Face's form, written without transformers: a BERT with a real tokeniser."""
+"""Small checkpoint folders in Hugging Face's format, written without transformers: a BERT with a real tokenizer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SHAPE = bert.Config(d_model=12, heads=2, layers=2, d_ff=16, max_length=16)
 
 
 def checkpoint(folder: Path, head: str = "masked_lm", labels: tuple[str, ...] = ("bad", "good", "so so")) -> Path:
-    """Under any of BERT's heads, with vocab.txt for a tokeniser."""
+    """Write a checkpoint with any of BERT's heads, and vocab.txt for a tokenizer."""
     torch.manual_seed(3)
     model = build(bert.make_spec(SHAPE, source_vocab_size=len(WORDS), head=head, labels=labels))
     for parameter in model.parameters():

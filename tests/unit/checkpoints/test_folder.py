@@ -10,8 +10,8 @@ import torch
 
 from qkv import families
 from qkv.checkpoints import ModelBundle, load, save
-from qkv.checkpoints.model_folder import unique_state_dict
 from qkv.checkpoints.safetensors_io import average_checkpoints, load_tensors, save_tensors
+from qkv.checkpoints.state import unique_state_dict
 from qkv.errors import InputError
 from qkv.files import atomic_write
 from qkv.nn import build
