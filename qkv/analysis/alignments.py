@@ -1,4 +1,4 @@
-"""What a model attends to between a text and its output: predict, then read the maps of one teacher-forced pass."""
+"""Alignments of a text and its output: generate the output, then record the weights of one teacher-forced pass."""
 
 from __future__ import annotations
 
@@ -10,20 +10,25 @@ from torch import Tensor
 
 from qkv.analysis.capture import capture_attention, named_attentions
 from qkv.checkpoints import ModelBundle
+from qkv.checkpoints.inputs import describe_input
 from qkv.errors import InputError, did_you_mean
-from qkv.generation import GenerationConfig, predict
-from qkv.generation.generate import encode_for_generation, eval_mode
-from qkv.nn import EncoderDecoder, Ragged
+from qkv.generation import GenerationConfig, generate_texts
+from qkv.generation.generate import encode_for_generation
+from qkv.nn import Model, Ragged
 
 
 @dataclass(frozen=True)
 class Alignment:
-    """Weights [H, N, M] of each output token (down) over the input tokens (across)."""
+    """Attention of each output token over the input tokens."""
 
     weights: Tensor
+    """Weights [H, N, M] of N output tokens over M input tokens."""
     source_tokens: list[str]
+    """The M input tokens."""
     target_tokens: list[str]
+    """The N output tokens, EOS included."""
     layer: str
+    """Name of the attention layer."""
 
 
 def alignments(
@@ -33,32 +38,43 @@ def alignments(
     layer: str | None = None,
     config: GenerationConfig | None = None,
 ) -> list[Alignment]:
-    """One a text, for the model's own output or for given targets; `layer` None: the last that looks at the source."""
+    """Return one alignment per text.
+
+    Args:
+        bundle: an encoder-decoder in eval mode with its tokenizers.
+        texts: the inputs.
+        targets: the outputs to align; None: the model's own.
+        layer: name of the attention layer; None: the last that attends to the input.
+        config: how outputs are generated.
+    """
     model, source_tokenizer, target_tokenizer = bundle.model, bundle.source_tokenizer, bundle.target_tokenizer
     config = config or GenerationConfig()
     if source_tokenizer is None or target_tokenizer is None:
-        raise InputError(f"this {model.spec.family} came without a tokeniser, so it cannot read text")
-    if not isinstance(model, EncoderDecoder):
-        raise InputError(f"a {model.spec.family} of this shape has no output to align; this needs an encoder-decoder")
-    layer_name = _select_layer(model, layer)
+        raise InputError(f"this {model.spec.family} has no tokenizer, so it cannot read text")
+    if not model.is_encoder_decoder:
+        raise InputError(f"alignments need an encoder-decoder, and this {model.spec.family} is not one")
+    layer_name, locations = _select_layer(model, layer), [describe_input(text) for text in texts]
     if targets is None:
-        targets = [rows[0].text for rows in predict(bundle, texts, config)]
-    source_ids = encode_for_generation(bundle, texts, [f"'{text}'" for text in texts], config)
+        targets = [outputs[0].text for outputs in generate_texts(bundle, texts, config, locations)]
+    source_ids = encode_for_generation(bundle, texts, locations, config)
     target_ids = target_tokenizer.encode_batch(list(targets))
     source_batch = Ragged.pack([torch.tensor(row) for row in source_ids]).to(model.device)
     target_batch = Ragged.pack([torch.tensor([model.spec.bos_id, *row]) for row in target_ids]).to(model.device)
-    with eval_mode(model), torch.no_grad(), capture_attention(model, layers=[layer_name]) as maps:
+    with torch.no_grad(), capture_attention(model, layers=[layer_name]) as maps:
         model(source_batch, target_batch)
     target_tokens = [target_tokenizer.ids_to_display([*row, model.spec.eos_id]) for row in target_ids]
-    return [Alignment(*columns, layer_name) for columns in zip(maps[layer_name], map(source_tokenizer.ids_to_display, source_ids), target_tokens, strict=True)]
+    source_tokens = map(source_tokenizer.ids_to_display, source_ids)
+    rows = zip(maps[layer_name], source_tokens, target_tokens, strict=True)
+    return [Alignment(weights, source, target, layer_name) for weights, source, target in rows]
 
 
-def _select_layer(model: EncoderDecoder, layer: str | None) -> str:
-    layer_names = [n for n in named_attentions(model) if n.startswith("decoder.") and n.endswith(("cross_attention", "decoder.attention"))]
+def _select_layer(model: Model, layer: str | None) -> str:
+    suffixes = ("cross_attention", "decoder.attention")
+    layer_names = [name for name in named_attentions(model) if name.startswith("decoder.") and name.endswith(suffixes)]
     if not layer_names:
-        raise InputError("this model has no attention over its input (model.attention: none); there is nothing to see")
+        raise InputError("this model has no attention over its input (model.attention: none)")
     if layer is None:
         return layer_names[-1]
     if layer not in layer_names:
-        raise InputError(f"no attention '{layer}' over the input; {did_you_mean(layer, layer_names)}")
+        raise InputError(f"layer: no attention over the input is named '{layer}'; {did_you_mean(layer, layer_names)}")
     return layer

@@ -1,4 +1,4 @@
-"""The table of families: sizes with their parameters, heads, papers."""
+"""Table of the model families: presets with parameter counts, heads, papers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from rich.table import Table
 from qkv import families
 from qkv.nn.model import build_on_meta
 
-_DEFAULT_WIDTH = 120  # columns where nobody's window says how many there are
+_DEFAULT_WIDTH = 120  # columns if the output is no terminal
 
 
 def family_rows() -> list[dict[str, Any]]:
-    """A row a family: name, Hugging Face's name, paper, parameters by size, heads."""
+    """Return one row per family: name, Hugging Face model type, paper, parameters of each preset, heads."""
     return [_family_row(name) for name in families.names()]
 
 
@@ -32,12 +32,12 @@ def _family_row(name: str) -> dict[str, Any]:
 
 
 def count_parameters(module: Any, config: Any) -> int:
-    """Counted on a model that takes no memory, with the family's own vocabulary and head."""
+    """Return the number of parameters of a configuration with the family's own vocabulary and default head."""
     return sum(parameter.numel() for parameter in build_on_meta(module.make_spec(config)).parameters())
 
 
 def render_family_table(rows: list[dict[str, Any]]) -> str:
-    """The same for a terminal."""
+    """Return the rows of `family_rows` as a table for a terminal."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("family", "presets, in million parameters", "heads", "paper"):
         table.add_column(column, overflow="fold")

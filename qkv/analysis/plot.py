@@ -1,7 +1,7 @@
-"""The alignment plot: "'Alignments' example: Bahdanau et al." (Sequence to Sequence models: Attention Models).
+"""Alignment plots: "'Alignments' example: Bahdanau et al." (Sequence to Sequence models: Attention Models).
 
-Input across, output down, "color shows value (white is larger)". Drawn on a canvas of its own: no window, no pyplot;
-matplotlib is imported only when something is drawn.
+Input tokens are columns, output tokens are rows, "color shows value (white is larger)". Figures are drawn without
+pyplot and without a window; matplotlib is imported when the first one is drawn.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
 
+    from qkv.analysis.alignments import Alignment
+
 __all__ = ["plot_alignment", "plot_alignments"]
 
 HeadSelection = Literal["mean", "each"] | Sequence[int]
@@ -32,15 +34,15 @@ AlignmentItem = tuple[Tensor, Sequence[str], Sequence[str], str | None]  # weigh
 
 _SUFFIXES = (".png", ".svg", ".pdf")
 _INK, _GREY = "#1c2330", "#6b7484"
-_COLORS = ("#11151f", "#2b3a5e", "#5f7db3", "#b3c6e4", "#ffffff")  # dark to white, lightness rising evenly
+_COLORS = ("#11151f", "#2b3a5e", "#5f7db3", "#b3c6e4", "#ffffff")  # from dark to white in even steps of lightness
 _POINT = 1 / 72  # inches
-_DPI = 200  # an inch
-_MIN_CELL, _MAX_CELL = 0.12, 0.38  # a cell, in inches
+_DPI = 200
+_MIN_CELL, _MAX_CELL = 0.12, 0.38  # side of a cell in inches
 
 
 @dataclass
 class _Panel:
-    """One matrix with its labels; where there are none, a neighbour shows them."""
+    """One matrix with its labels; a panel without labels shares those of its neighbor."""
 
     weights: Tensor  # [N, M]
     source: list[str]
@@ -50,18 +52,18 @@ class _Panel:
 
 @dataclass(frozen=True)
 class _Dimensions:
-    """Inches; cell and font follow the number of tokens, so that a picture of 40 is as clear as one of 3."""
+    """Sizes in inches; cell and font depend on the number of tokens, so that 40 tokens are as legible as 3."""
 
     cell: float
     font: float  # points
-    pad: float = 0.05  # between a label and its cells
-    gap: float = 0.28  # between panels
+    pad: float = 0.05  # distance between a label and its cells
+    gap: float = 0.28  # distance between panels
     margin: float = 0.12
     bar: float = 0.08
 
     @property
     def caption(self) -> float:
-        """Height that a caption takes."""
+        """Height of a caption."""
         return (self.font + 7) * _POINT
 
 
@@ -74,9 +76,15 @@ def plot_alignment(
     title: str | None = None,
     heads: HeadSelection = "mean",
 ) -> None:
-    """Draws one sentence's weights [H, N, M] or [N, M] into a .png, .svg or .pdf file.
+    """Draw the attention weights of one pair of sequences into a .png, .svg or .pdf file.
 
-    `heads`: their `mean` in one panel, `each` in a panel of its own, or the numbers of those to draw, from 0.
+    Args:
+        weights: attention weights [H, N, M] or [N, M].
+        source: the M input tokens, which label the columns.
+        target: the N output tokens, which label the rows.
+        path: the file to write.
+        title: a line above the plot.
+        heads: "mean" of all heads in one panel, "each" in its own panel, or the numbers of the heads to draw, from 0.
     """
     file = _check_output_path(path)
     maps = _check_weights(weights, source, target, location="alignment")  # [H, N, M]
@@ -86,7 +94,7 @@ def plot_alignment(
     else:
         head_ids = range(len(maps)) if heads == "each" else _check_heads(heads, len(maps))
         columns = _num_columns(len(head_ids), 4)
-        # neighbours show the same words: once at the top and once at the left is enough
+        # panels share their labels: columns are labeled in the first row, rows in the first column
         panels = [
             _Panel(maps[h], source_labels if i < columns else [], [] if i % columns else target_labels, f"head {h}")
             for i, h in enumerate(head_ids)
@@ -95,24 +103,36 @@ def plot_alignment(
 
 
 def plot_alignments(
-    items: Sequence[AlignmentItem], path: str | os.PathLike[str], *, title: str | None = None, columns: int = 6
+    items: Sequence[Alignment | AlignmentItem],
+    path: str | os.PathLike[str],
+    *,
+    title: str | None = None,
+    columns: int = 6,
 ) -> None:
-    """Draws several sentences side by side, heads averaged; `items` are (weights, source, target, title).
+    """Draw several pairs of sequences in one figure, heads averaged, with one color scale.
 
-    More than `columns` of them go on in the next row. One scale of colours holds for all.
+    Args:
+        items: the result of `qkv.alignments`, or (weights, source tokens, target tokens, title) per panel.
+        path: the .png, .svg or .pdf file to write.
+        title: a line above the plot.
+        columns: maximum number of panels per row.
     """
     file = _check_output_path(path)
     if not items:
         raise InputError("alignments: nothing to draw; give at least one item")
     panels = []
-    for i, (weights, source, target, caption) in enumerate(items):
+    for i, item in enumerate(items):
+        if isinstance(item, tuple):
+            weights, source, target, caption = item
+        else:
+            weights, source, target, caption = item.weights, item.source_tokens, item.target_tokens, None
         mean = _check_weights(weights, source, target, location=f"alignments: item {i + 1}").mean(0)
         panels.append(_Panel(mean, _visible_tokens(source), _visible_tokens(target), caption))
     _save_figure(_draw_panels(panels, _num_columns(len(panels), columns), title), file)
 
 
 def _num_columns(num_panels: int, max_columns: int) -> int:
-    """Columns of a grid whose rows are as even as they can be."""
+    """Return the number of columns of a grid with rows of nearly equal length."""
     rows = -(-num_panels // max(1, max_columns))
     return -(-num_panels // rows)
 
@@ -121,7 +141,7 @@ def _check_weights(weights: Tensor, source: Sequence[str], target: Sequence[str]
     maps = torch.as_tensor(weights).detach().to("cpu", torch.float32)
     maps = maps[None] if maps.dim() == 2 else maps
     if maps.dim() != 3 or not len(maps):
-        raise InputError(f"{location}: weights have shape {list(weights.shape)}; [H, N, M] or [N, M] is wanted")
+        raise InputError(f"{location}: weights have shape {list(weights.shape)}; expected [H, N, M] or [N, M]")
     n, m = maps.shape[1:]
     if (n, m) != (len(target), len(source)) or not n * m:
         raise InputError(
@@ -133,14 +153,14 @@ def _check_weights(weights: Tensor, source: Sequence[str], target: Sequence[str]
 
 
 def _visible_tokens(tokens: Sequence[str]) -> list[str]:
-    """A token that is white space would leave its row without a name, a line break would tear it."""
+    """Return labels on one line, with a visible sign for white space."""
     return [" ".join(token.split()) or "␣" for token in tokens]
 
 
 def _check_heads(heads: Sequence[int] | str, num_heads: int) -> list[int]:
     if isinstance(heads, str):
         raise InputError(
-            f"heads: '{heads}' is none of the ways; {did_you_mean(heads, ('mean', 'each'))}, or a list of numbers"
+            f"heads: '{heads}' selects no heads; {did_you_mean(heads, ('mean', 'each'))}, or give a list of numbers"
         )
     invalid = [head for head in heads if not 0 <= head < num_heads]
     if invalid or not heads:
@@ -152,7 +172,7 @@ def _check_heads(heads: Sequence[int] | str, num_heads: int) -> list[int]:
 
 
 def _draw_panels(panels: list[_Panel], columns: int, title: str | None) -> Figure:
-    """Every place is worked out in inches from the words' own widths: nothing overlaps and nothing is wasted."""
+    """Lay out all panels in inches, from the widths of their labels, so that nothing overlaps."""
     from matplotlib.figure import Figure
 
     max_weight = max(float(panel.weights.max()) for panel in panels) or 1.0
@@ -163,7 +183,7 @@ def _draw_panels(panels: list[_Panel], columns: int, title: str | None) -> Figur
     label_heights = [max(_label_height(panel, dims) for panel in row) for row in rows]
     panel_heights = [max(panel.weights.shape[0] for panel in row) * dims.cell for row in rows]
     title_height = 0.0 if title is None else (dims.font + 14) * _POINT
-    color_bar_width = 0.18 + dims.bar + 0.34  # the colour bar, with the room before it and its numbers
+    color_bar_width = 0.18 + dims.bar + 0.34  # color bar with the space before it and its numbers
     width = 2 * dims.margin + sum(label_widths) + sum(panel_widths) + (columns - 1) * dims.gap + color_bar_width
     height = 2 * dims.margin + title_height + sum(label_heights) + sum(panel_heights) + (len(rows) - 1) * dims.gap
     if title is not None:
@@ -183,12 +203,14 @@ def _draw_panels(panels: list[_Panel], columns: int, title: str | None) -> Figur
             x += label_widths[c] + panel_widths[c] + dims.gap
         y += label_heights[r] + panel_heights[r] + dims.gap
     color_bar_x = width - dims.margin - color_bar_width + 0.18
-    _draw_color_bar(page, color_bar_x, dims.margin + title_height + label_heights[0], min(panel_heights[0], 2.2), dims, max_weight)
+    _draw_color_bar(
+        page, color_bar_x, dims.margin + title_height + label_heights[0], min(panel_heights[0], 2.2), dims, max_weight
+    )
     return fig
 
 
 def _choose_dimensions(rows: list[list[_Panel]]) -> _Dimensions:
-    """Cells as large as a page of about 8 inches for one panel and 14 for several allows."""
+    """Choose the largest cells that fit a page of about 8 inches for one panel, or 14 for several."""
     max_tokens = max(max(panel.weights.shape) for row in rows for panel in row)
     max_row_tokens = max(sum(panel.weights.shape[1] for panel in row) for row in rows)
     cell = min(_MAX_CELL, max(_MIN_CELL, min(8 / max_tokens, 14 / max_row_tokens)))
@@ -197,7 +219,7 @@ def _choose_dimensions(rows: list[list[_Panel]]) -> _Dimensions:
 
 @dataclass
 class _Page:
-    """A figure that is measured in inches from its top left corner."""
+    """Figure with coordinates in inches from its top left corner."""
 
     fig: Figure
     width: float
@@ -208,22 +230,24 @@ class _Page:
         return self.fig.add_axes(box)
 
     def text(self, x: float, y: float, text: str, **style: Any) -> None:
-        # a token may hold a dollar sign, which is no mathematics here
+        # dollar signs in tokens are no formulas
         self.fig.text(x / self.width, 1 - y / self.height, text, family=_font_families(), parse_math=False, **style)
 
 
 def _draw_cells(page: _Page, panel: _Panel, x: float, y: float, dims: _Dimensions, max_weight: float) -> None:
     n, m = panel.weights.shape
     axes = page.axes(x, y, m * dims.cell, n * dims.cell)
-    axes.imshow(panel.weights.numpy(), cmap=_colormap(), vmin=0.0, vmax=max_weight, aspect="auto", interpolation="nearest")
+    axes.imshow(
+        panel.weights.numpy(), cmap=_colormap(), vmin=0.0, vmax=max_weight, aspect="auto", interpolation="nearest"
+    )
     axes.set_xticks([])
     axes.set_yticks([])
     axes.set_xticks([i - 0.5 for i in range(1, m)], minor=True)
     axes.set_yticks([i - 0.5 for i in range(1, n)], minor=True)
-    # lines in the darkest colour part the bright cells and vanish between the dark ones
+    # lines in the darkest color separate bright cells and are invisible between dark ones
     axes.grid(which="minor", color=_COLORS[0], linewidth=dims.cell * 2)
     axes.tick_params(which="both", length=0)
-    axes.spines[:].set(linewidth=0.8, color=_COLORS[0])  # a white cell at the edge must not run into the page
+    axes.spines[:].set(linewidth=0.8, color=_COLORS[0])  # separates a white cell at the edge from the page
 
 
 def _draw_labels(page: _Page, panel: _Panel, x: float, y: float, dims: _Dimensions) -> None:
@@ -252,16 +276,18 @@ def _draw_color_bar(page: _Page, x: float, y: float, height: float, dims: _Dimen
 
 
 def _label_width(panel: _Panel, dims: _Dimensions) -> float:
-    """Room for the output's words."""
+    """Return the width of the row labels."""
     return max((_text_width(token, dims.font) + dims.pad for token in panel.target), default=0.0)
 
 
 def _label_height(panel: _Panel, dims: _Dimensions) -> float:
-    """Room for the caption and the input's words."""
+    """Return the height of the caption and the column labels."""
     height = 0.0
     if panel.source:
         line = dims.font * 1.1 * _POINT
-        height = dims.pad + (line if _labels_fit(panel, dims) else max(_text_width(token, dims.font) for token in panel.source))
+        height = dims.pad + (
+            line if _labels_fit(panel, dims) else max(_text_width(token, dims.font) for token in panel.source)
+        )
     return height + (dims.caption if panel.caption is not None else 0.0)
 
 
@@ -271,12 +297,12 @@ def _panel_width(panel: _Panel, dims: _Dimensions) -> float:
 
 
 def _labels_fit(panel: _Panel, dims: _Dimensions) -> bool:
-    """True where every input word fits above its own cell; otherwise they all stand upright."""
+    """Return whether every column label fits above its cell; otherwise all are rotated."""
     return all(_text_width(token, dims.font) < 0.94 * dims.cell for token in panel.source)
 
 
 def _text_width(text: str, size: float, bold: bool = False) -> float:
-    """Width of a line of text in inches."""
+    """Return the width of a line of text in inches."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import text_to_path
 
@@ -287,10 +313,17 @@ def _text_width(text: str, size: float, bold: bool = False) -> float:
 
 @cache
 def _font_families() -> list[str]:
-    """The font that comes with matplotlib, and behind it what the machine has for scripts that it lacks."""
+    """Return matplotlib's own font, then installed fonts for scripts that it lacks."""
     from matplotlib.font_manager import get_font_names
 
-    fallback_fonts = ("Noto Sans CJK SC", "Noto Sans CJK JP", "PingFang SC", "Hiragino Sans", "Microsoft YaHei", "Noto Sans")
+    fallback_fonts = (
+        "Noto Sans CJK SC",
+        "Noto Sans CJK JP",
+        "PingFang SC",
+        "Hiragino Sans",
+        "Microsoft YaHei",
+        "Noto Sans",
+    )
     return ["DejaVu Sans", *sorted(set(fallback_fonts) & set(get_font_names()))]
 
 
@@ -305,22 +338,22 @@ def _colormap() -> Colormap:
 
 
 def _check_output_path(path: str | os.PathLike[str]) -> Path:
-    """The file to write, refused before any work is done if it could not be written."""
+    """Return the output path; refuse one that cannot be written before any work is done."""
     file = Path(path)
     if file.suffix.lower() not in _SUFFIXES:
-        raise InputError(f"{file}: a picture is written as {', '.join(_SUFFIXES)}, not as '{file.suffix}'")
+        raise InputError(f"{file}: a plot is saved as {', '.join(_SUFFIXES)}, not as '{file.suffix}'")
     if not file.parent.is_dir():
-        raise InputError(f"{file}: there is no folder '{file.parent}'; make it first")
+        raise InputError(f"{file}: there is no folder '{file.parent}'; create it first")
     return file
 
 
 def _save_figure(fig: Figure, file: Path) -> None:
-    """Beside it and then renamed: a picture is there whole or not at all."""
+    """Write the figure atomically; equal weights give equal files."""
     from matplotlib import rc_context
 
     file_format = file.suffix.lower()[1:]
     buffer = io.BytesIO()
-    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(file_format)  # the same weights give the same file
+    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(file_format)  # no timestamps
     with rc_context({"svg.hashsalt": "qkv"}):
         fig.savefig(buffer, format=file_format, metadata=metadata)
     atomic_write_bytes(file, buffer.getvalue())

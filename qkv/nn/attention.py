@@ -1,4 +1,4 @@
-"""Attention as a module: projections and cache around `attend` (Vaswani et al. 2017, 3.2)."""
+"""Multi-head attention as a module: projections and cache around `attend` (Vaswani et al. 2017, 3.2)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from qkv import spec
 from qkv.errors import InputError
-from qkv.nn.attention_score import AttentionScore
+from qkv.nn.attention_score import build_score
 from qkv.nn.kernels import AttentionHook, PositionBias, attend, attend_cached
 from qkv.nn.kv_cache import KeyValues, KVCache
 from qkv.nn.mask import Bidirectional, Mask
@@ -18,22 +18,24 @@ _BIDIRECTIONAL = Bidirectional()
 
 
 class Attention(nn.Module):
-    """Queries from one sequence, keys and values from the same one or from another; several heads.
+    """Multi-head self- or cross-attention.
 
-    One module serves the Transformer (projected, scaled dot) and the recurrent decoder (states as they are, any score).
+    It serves the Transformer (projections, scaled dot product) and the recurrent decoder (no projections, any score).
     """
 
     def __init__(self, s: spec.Attention):
         super().__init__()
         if s.heads < 1:
-            raise InputError(f"attention needs at least one head, not {s.heads}")
-        for width in (s.query_dim, s.effective_kv_dim) if not s.use_projections else (s.query_dim,) if s.head_dim is None else ():
+            raise InputError(f"attention: needs at least one head, not {s.heads}")
+        for width in (
+            (s.query_dim, s.effective_kv_dim) if not s.use_projections else (s.query_dim,) if s.head_dim is None else ()
+        ):
             if width % s.heads:
-                raise InputError(f"a width of {width} does not divide into {s.heads} heads")
+                raise InputError(f"attention: a width of {width} does not divide into {s.heads} heads")
         self.spec = s
         self.heads = s.heads
-        self.score = AttentionScore(s)
-        self.hook: AttentionHook | None = None  # set while somebody watches; see qkv.analysis.capture
+        self.score = build_score(s)
+        self.hook: AttentionHook | None = None  # receives the weights while they are recorded (qkv.nn.capture)
         self.q = self.k = self.v = self.o = None
         if s.use_projections:
             self.q = nn.Linear(s.query_dim, s.heads * s.q_head_dim, bias=s.bias)
@@ -50,15 +52,21 @@ class Attention(nn.Module):
         bias: PositionBias | None = None,
         cache: KVCache | None = None,
     ) -> Ragged:
-        """Self-attention, or cross-attention to a memory; a cache is filled.  # [T, width] -> [T, output]"""
+        """Attend to the input itself, or to `key_value_states`.  # [T, width] -> [T, output]
+
+        With a causal mask `key_value_states` may hold a memory before the input: more keys than queries per sequence.
+        A cache is filled with the keys and values.
+        """
         kv_input = x if key_value_states is None else key_value_states
         q, k, v = self.project_q(x.values), *self.project_kv(kv_input.values)
         return x.with_values(self.merge_heads(self.attend_heads(q, k, v, x.layout, kv_input.layout, mask, bias, cache)))
 
     def project_q(self, x: Tensor) -> Tensor:
+        """Return the queries of each head."""
         return self._split(x, self.q)  # [T, H, query]
 
     def project_kv(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the keys and values of each head."""
         return self._split(x, self.k), self._split(x, self.v)  # [T, H, key], [T, H, value]
 
     def attend_heads(
@@ -72,29 +80,34 @@ class Attention(nn.Module):
         bias: PositionBias | None = None,
         cache: KVCache | None = None,
     ) -> Tensor:
-        """The heads' answers, before they are joined.  # [T, H, value]"""
+        """Return the output of each head, before `merge_heads`.  # [T, H, value]"""
         if cache is not None:
             precomputed_keys = self.score.precompute_keys(k.transpose(0, 1)).transpose(0, 1)
             cache.prefill(Ragged(precomputed_keys, key_layout), Ragged(v, key_layout))
         dropout, hook = self._dropout, self.hook
-        return attend(q, k, v, query_layout, key_layout, score=self.score, mask=mask, bias=bias, dropout=dropout, hook=hook)
+        return attend(
+            q, k, v, query_layout, key_layout, score=self.score, mask=mask, bias=bias, dropout=dropout, hook=hook
+        )
 
     def merge_heads(self, heads: Tensor) -> Tensor:
+        """Concatenate the heads and apply the output projection.  # [T, H, value] -> [T, output]"""
         merged = heads.flatten(1)  # [T, H * value]
         return merged if self.o is None else self.o(merged)
 
     def precompute_kv(self, key_value_states: Ragged) -> KeyValues:
-        """Keys and values of a whole memory, prepared once for all steps."""
+        """Return the keys and values of whole sequences, computed once for all decoding steps."""
         layout = key_value_states.layout
         projected = self.project_kv(key_value_states.values)
-        k, v = (key_value_states.with_values(x).to_padded().transpose(1, 2) for x in projected)  # [B, H, M, key], [B, H, M, value]
+        k, v = (
+            key_value_states.with_values(x).to_padded().transpose(1, 2) for x in projected
+        )  # [B, H, M, key], [B, H, M, value]
         is_uniform = min(layout.lengths_list) == layout.max_length
         mask = None if is_uniform else layout.valid_mask()[:, None, None]
-        # contiguous by head: every step reads them again
+        # contiguous per head, because every step reads them
         return KeyValues(self.score.precompute_keys(k).contiguous(), v.contiguous(), mask, layout.lengths_list)
 
     def attend_precomputed(self, x: Tensor, kv: KeyValues, row_ids: Sequence[int] | None = None) -> Tensor:
-        """One step against a memory; a sentence's beams are queries side by side.  # [R, width] -> [R, output]"""
+        """Attend to precomputed keys and values; beams of a source are adjacent rows.  # [R, width] -> [R, output]"""
         num_sources = kv.keys.shape[0]
         q = self.project_q(x)  # [R, H, query]
         q = q.view(num_sources, -1, self.heads, q.shape[-1]).transpose(1, 2)  # [B, H, beams, query]
@@ -102,11 +115,12 @@ class Attention(nn.Module):
         return self.merge_heads(out.transpose(1, 2).flatten(0, 1))  # [R, output]
 
     def new_cache(self, num_rows: int, max_length: int, like: Tensor) -> KVCache:
+        """Return an empty cache for self-attention, with the device and dtype of `like`."""
         s = self.spec
         return KVCache(num_rows, s.heads, max_length, self.score.precomputed_dim, s.effective_v_head_dim, like)
 
-    def step(self, x: Tensor, cache: KVCache, bias: Tensor | None = None) -> Tensor:
-        """Causal self-attention for one new token a row.  # [R, width] -> [R, output]"""
+    def step(self, x: Tensor, cache: KVCache, bias: PositionBias | None = None) -> Tensor:
+        """Causal self-attention of one new token per row.  # [R, width] -> [R, output]"""
         q, k, v = self.project_q(x), *self.project_kv(x)  # [R, H, size]
         kv = cache.append(self.score.precompute_keys(k.unsqueeze(-2)).squeeze(-2), v)
         out = attend_cached(q.unsqueeze(2), kv, score=self.score, bias=bias, dropout=self._dropout, hook=self.hook)

@@ -1,4 +1,4 @@
-"""Dropout (Srivastava et al. 2014), drawn cheaply where torch draws it dearly."""
+"""Dropout (Srivastava et al. 2014), with a faster random mask on a CPU."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_LEVELS = 2**16  # a keep-or-drop decision takes 16 random bits, which is p to within 0.000008
-_MIN_FAST_P = 0.01  # below it 16 bits would be too coarse a share of p
+_LEVELS = 2**16  # each decision uses 16 random bits, so that p is exact to 0.000008
+_MIN_FAST_P = 0.01  # below it the rounding would be too large relative to p
 
 
 def dropout(x: Tensor, p: float) -> Tensor:
-    """Zeroes each entry with probability p and scales the rest up, so that the expectation stays.
+    """Set each entry to zero with probability p and scale the rest, so that the expectation is unchanged.
 
-    On a CPU torch draws its masks one double at a time in one thread, which is a tenth of a training step. There, one
-    64-bit draw decides for four entries; it comes from the same generator, so that a saved random state brings the
-    same masks back.
+    On a CPU PyTorch draws one double per entry in a single thread, a tenth of the time of a training step. Here one
+    64-bit number decides for four entries. It comes from PyTorch's generator, so that a saved random state reproduces
+    the masks.
     """
     if x.device.type != "cpu" or not _MIN_FAST_P <= p < 1.0 or torch.compiler.is_compiling():
         return F.dropout(x, p)
@@ -33,7 +33,7 @@ class _Dropout(torch.autograd.Function):
         random_int16 = draws.view(torch.int16)[: x.numel()].view(x.shape)  # uniform over all of int16
         mask = torch.empty_like(x, memory_format=torch.contiguous_format)
         torch.ge(random_int16, drop_level - _LEVELS // 2, out=mask)
-        mask.mul_(_LEVELS / (_LEVELS - drop_level))  # by the p that was drawn with, so that nothing is biased
+        mask.mul_(_LEVELS / (_LEVELS - drop_level))  # with the rounded p, so that the expectation is exact
         ctx.save_for_backward(mask)
         return x * mask
 

@@ -14,13 +14,13 @@ from qkv.nn.dropout import dropout
 
 
 def _gelu(x: Tensor, approximate: str = "none") -> Tensor:
-    if x.requires_grad:  # then its gradient is worked out from what came in
+    if x.requires_grad:  # the gradient needs the input
         return F.gelu(x, approximate=approximate)
     output: Tensor = torch.ops.aten.gelu_(x, approximate=approximate)
     return output
 
 
-# in place where that can be: a projection's output is nobody else's, and fresh memory costs more than the function
+# in place where possible: the projection's output has no other user, and new memory costs more than the function
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu_,
     "gelu": _gelu,
@@ -31,6 +31,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class FeedForward(nn.Module):
+    """Feed-forward layer, or its gated form (Shazeer 2020)."""
+
     def __init__(self, s: spec.FeedForward):
         super().__init__()
         self.up = nn.Linear(s.d_model, s.d_ff, bias=s.bias)
@@ -40,6 +42,7 @@ class FeedForward(nn.Module):
         self.activation = ACTIVATIONS[s.activation]
 
     def forward(self, x: Tensor) -> Tensor:
+        """[T, width] -> [T, width]"""
         up: Tensor = self.up(x)  # [T, hidden]
         hidden = self.activation(up) if self.gate is None else self.activation(self.gate(x)) * up
         if self.training and self.dropout:

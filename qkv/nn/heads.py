@@ -1,4 +1,4 @@
-"""Hidden to logits. Heads never see labels."""
+"""Heads: hidden states to logits. Heads never see labels."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from qkv.nn.ragged import PooledToken, Ragged
 
 
 class AttentionPool(nn.Module):
-    """One vector a sequence: attention with a learned query over states that are key and value in one.
+    """One vector per sequence: attention with a learned query over hidden states, which are both keys and values.
 
-    "Use case #1: sequence classification with RNNs" of the notes: no context, so the query is a trainable vector.
+    "Use case #1: sequence classification with RNNs" of the notes: without context the query is a trainable vector.
     """
 
     def __init__(self, s: spec.Attention):
@@ -26,15 +26,17 @@ class AttentionPool(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
+        """Draw the query."""
         nn.init.normal_(self.query, std=len(self.query) ** -0.5)
 
     def forward(self, hidden: Ragged) -> Tensor:
+        """Return the pooled vectors.  # [T, width] -> [B, output]"""
         queries = self.query.expand(len(hidden), -1)  # [B, width]
         return self.attention.attend_precomputed(queries, self.attention.precompute_kv(hidden))  # [B, output]
 
 
 class Head(nn.Module):
-    """The seven heads of the notes are one: which vectors it reads, a dense layer or none, a linear layer."""
+    """All heads of the notes: pooling or none, an optional dense layer, a linear layer."""
 
     final_logits_bias: Tensor | None
 
@@ -46,22 +48,24 @@ class Head(nn.Module):
         input_dim = s.num_concat_layers * width
         self.dense = None if s.dense_activation is None else nn.Linear(input_dim, width)
         self.norm = None if s.norm is None else build_norm(s.norm, width)
-        self.linear = None if s.kind == "pooler" else nn.Linear(width if self.dense else input_dim, s.num_outputs, bias=s.bias)
+        self.linear = (
+            None if s.kind == "pooler" else nn.Linear(width if self.dense else input_dim, s.num_outputs, bias=s.bias)
+        )
         self.register_buffer("final_logits_bias", torch.zeros(1, s.num_outputs) if s.final_logits_bias else None)
 
     @property
     def pooled_token(self) -> PooledToken | None:
-        """Which token of a sequence it reads, where it is one."""
+        """Token of each sequence that the head reads; None: it reads several."""
         if self.pool is not None or self.spec.is_token_level:
             return None
         return "last" if self.spec.pool == "last" else "first"
 
     def forward(self, hidden: Ragged | Tensor) -> Tensor:
-        """All hidden states, or rows that somebody chose: logits of those.  # [T or B or R, outputs]"""
+        """Return the logits of hidden states, or of selected rows [R, width].  # [T or B or R, outputs]"""
         return self.compute_logits(self.compute_features(hidden))
 
     def compute_features(self, hidden: Ragged | Tensor) -> Tensor:
-        """What the last linear layer reads: all that comes before it, its input's dropout and scale included."""
+        """Return the input of the last linear layer, with dropout and scaling applied."""
         x = hidden if isinstance(hidden, Tensor) else self.pool_hidden(hidden)
         dropout_prob = self.spec.dropout if self.training else 0.0
         if dropout_prob and self.spec.dropout_before_dense:
@@ -77,19 +81,21 @@ class Head(nn.Module):
         return x if self.spec.input_scale == 1.0 else x * self.spec.input_scale  # [R, width]
 
     def compute_logits(self, features: Tensor) -> Tensor:
-        """The last linear layer, and the fixed vector that some add to it.  # [R, width] -> [R, outputs]"""
+        """Apply the last linear layer and add the constant bias of some models.  # [R, width] -> [R, outputs]"""
         if self.linear is None:
             return features
         logits: Tensor = self.linear(features)
         return logits if self.final_logits_bias is None else logits + self.final_logits_bias
 
     def pool_hidden(self, hidden: Ragged) -> Tensor:
-        """The vectors that this head judges: every token's, or one a sequence."""
+        """Return the vectors that the head reads: of every token, or one per sequence."""
         if self.spec.is_token_level:
             return hidden.values
         if self.pool is not None:
             pooled: Tensor = self.pool(hidden)
             return pooled
         if hidden.layout.max_length == 1:
-            return hidden.values  # as a body gives them that was told of `pooled_token`
-        return hidden.values.index_select(0, hidden.layout.pooled_tokens(self.pooled_token or "first").indices)  # [B, width]
+            return hidden.values  # the backbone already selected `pooled_token`
+        return hidden.values.index_select(
+            0, hidden.layout.pooled_tokens(self.pooled_token or "first").indices
+        )  # [B, width]

@@ -1,4 +1,4 @@
-"""What decoding remembers: keys and values of the tokens so far, preallocated, and of the memory, made once."""
+"""Keys and values for decoding: those of the encoder output, and a preallocated cache of the tokens so far."""
 
 from __future__ import annotations
 
@@ -13,48 +13,51 @@ from qkv.nn.ragged import Ragged
 
 @dataclass
 class KeyValues:
-    """Prepared keys and values of whole sequences, padded, with who may be looked at."""
+    """Padded keys and values of whole sequences, and the mask of real keys."""
 
     keys: Tensor  # [B, H, M, P]
     values: Tensor  # [B, H, M, V]
-    mask: Tensor | None  # [B, 1, 1, M]; None: all
-    lengths: Sequence[int]
-    left_padding: Sequence[int] | None = None  # slots before each row's first; None: none
+    mask: Tensor | None  # [B, 1, 1, M]; None: all keys are real
+    lengths: Sequence[int]  # real keys of each row
+    left_padding: Sequence[int] | None = None  # padded slots before the first key of each row; None: none
 
     def strip_padding(self, weights: Tensor) -> Tensor:
-        """Weights as somebody who watches wants them: each row from its first token on.  # [B, H, N, M]"""
+        """Return recorded weights shifted so that each row begins with its first real key.  # [B, H, N, M]"""
         if self.left_padding is None:
             return weights
         return torch.stack([row.roll(-n, -1) for row, n in zip(weights, self.left_padding, strict=True)])
 
     def select(self, indices: Tensor, lengths: Sequence[int]) -> KeyValues:
-        """The same for some sequences, or in another order."""
+        """Return the rows at `indices`, whose real keys are counted by `lengths`."""
         mask = None if self.mask is None else self.mask.index_select(0, indices)
         return KeyValues(self.keys.index_select(0, indices), self.values.index_select(0, indices), mask, lengths)
 
     def first_rows(self, num_rows: int) -> KeyValues:
-        """The first `num_rows` sequences, without a copy."""
+        """Return views of the first `num_rows` rows."""
         mask = None if self.mask is None else self.mask[:num_rows]
         return KeyValues(self.keys[:num_rows], self.values[:num_rows], mask, self.lengths[:num_rows])
 
 
 class KVCache:
-    """Room for `max_length` tokens of `num_rows` sequences, written one step at a time."""
+    """Keys and values of up to `max_length` tokens in `num_rows` rows, appended one step at a time."""
 
     def __init__(self, num_rows: int, heads: int, max_length: int, key_dim: int, value_dim: int, like: Tensor):
         self.keys = like.new_zeros(num_rows, heads, max_length, key_dim)
         self.values = like.new_zeros(num_rows, heads, max_length, value_dim)
         self.length = 0
-        self.mask: Tensor | None = None  # [R, 1, 1, max_length]; None: every slot that is filled
-        self.left_padding: list[int] | None = None  # slots before each row's prompt; None: none
+        self.mask: Tensor | None = None  # [R, 1, 1, max_length]; None: all filled slots are real
+        self.left_padding: list[int] | None = None  # padded slots before the prompt of each row; None: none
 
     def prefill(self, keys: Ragged, values: Ragged) -> None:
-        """Takes in a prompt for each sentence, whose rows lie side by side; prompts end at the same slot.
+        """Store one prompt per source, repeated for its adjacent rows.
 
-        So the next token of every row goes to one slot, and distances between slots are those between tokens.
+        Prompts are padded on the left: the next token of every row goes into the same slot, and distances between slots
+        are distances between tokens.
         """
         max_length, rows_per_sequence = keys.layout.max_length, len(self.keys) // len(keys)
-        valid_mask = torch.arange(max_length, device=self.keys.device) >= max_length - keys.layout.lengths[:, None]  # [B, M]
+        valid_mask = (
+            torch.arange(max_length, device=self.keys.device) >= max_length - keys.layout.lengths[:, None]
+        )  # [B, M]
         for buffer, prompt in ((self.keys, keys), (self.values, values)):
             padded = prompt.values.new_zeros(*valid_mask.shape, *prompt.values.shape[1:])  # [B, M, H, size]
             padded[valid_mask] = prompt.values
@@ -66,7 +69,7 @@ class KVCache:
             self.left_padding = [max_length - n for n in keys.layout.lengths_list for _ in range(rows_per_sequence)]
 
     def append(self, keys: Tensor, values: Tensor) -> KeyValues:
-        """Adds one token a row and gives all so far, without a copy.  # [R, H, P], [R, H, V]"""
+        """Append one token per row and return views of all tokens so far.  # [R, H, P], [R, H, V]"""
         self.keys[:, :, self.length] = keys
         self.values[:, :, self.length] = values
         self.length += 1
@@ -76,7 +79,7 @@ class KVCache:
         return KeyValues(self.keys[:, :, :n], self.values[:, :, :n], mask, lengths, self.left_padding)
 
     def reorder(self, indices: Tensor) -> None:
-        """Row i goes on from what row indices[i] remembers: how a beam changes its mind."""
+        """Reorder the cache so that row i continues from row indices[i] (beam search)."""
         n = self.length
         self.keys[:, :, :n] = self.keys[:, :, :n].index_select(0, indices)
         self.values[:, :, :n] = self.values[:, :, :n].index_select(0, indices)

@@ -1,4 +1,4 @@
-"""One vector a token out of those of several layers."""
+"""Combination of the hidden states of several layers into one vector per token."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from torch import Tensor, nn
 from qkv import spec
 from qkv.errors import InputError
 
-_MAX_CONCAT_LAYERS = 4
+NUM_LAST_LAYERS = 4  # "the last four": the best feature-based setting of Devlin et al. 2019, table 7
 
 
 class ScalarMix(nn.Module):
-    """scale * sum_j softmax(weights)_j h_j over what goes into the first layer and what comes out of each (Peters et
-    al. 2018, equation 1): a task learns which layers it needs of a body that stays as it is."""
+    """Learned weighted mean of the embedding and all layers (Peters et al. 2018, equation 1).
+
+    scale * sum_j softmax(weights)_j h_j: the task learns which layers of a frozen backbone it needs.
+    """
 
     def __init__(self, num_layers: int):
         super().__init__()
@@ -27,27 +29,41 @@ class ScalarMix(nn.Module):
         return torch.einsum("l,ltw->tw", layer_weights, torch.stack(list(layers)))  # [T, width]
 
 
-def concat_last_four(layers: Sequence[Tensor]) -> Tensor:
-    """The last four blocks' outputs side by side, or all where there are fewer: the best of the features that Devlin et
-    al. 2019 (table 7) take from a body that stays as it is."""
-    return torch.cat(list(layers[1:][-_MAX_CONCAT_LAYERS:]), -1)  # [T, num_concat_layers * width]
+def last_layers(hidden_states: Sequence[Tensor]) -> list[Tensor]:
+    """Return the outputs of the last four blocks, or of all if there are fewer.
+
+    `hidden_states` begins with the embedding, which is no block and never part of the result.
+    """
+    return list(hidden_states[1:][-NUM_LAST_LAYERS:])  # [T, width] each
+
+
+def concat_last_layers(hidden_states: Sequence[Tensor]) -> Tensor:
+    """Concatenate the outputs of the last four blocks."""
+    return torch.cat(last_layers(hidden_states), -1)  # [T, num_concat_layers * width]
 
 
 def num_concat_layers(s: spec.Model) -> int:
-    """How many layers' vectors lie side by side in what a model's head reads."""
+    """Return the number of layers that are concatenated in the input of a model's head."""
     backbone = _backbone_spec(s)
-    return min(_MAX_CONCAT_LAYERS, backbone.num_layers) if s.feature_layers == "concat_last_4" and isinstance(backbone, spec.TransformerStack) else 1
+    if s.feature_layers == "concat_last_4" and isinstance(backbone, spec.TransformerStack):
+        return min(NUM_LAST_LAYERS, backbone.num_layers)
+    return 1
 
 
 def make_scalar_mix(s: spec.Model) -> ScalarMix | None:
-    """A fresh mix where the head reads one; a body or a head that has no use for several layers is refused."""
+    """Return a newly initialized mix if the head reads one; None otherwise.
+
+    Recurrent backbones and language model heads support the last layer only.
+    """
     if s.feature_layers == "last":
         return None
     backbone = _backbone_spec(s)
     if not isinstance(backbone, spec.TransformerStack):
-        raise InputError(f"{s.family}: of a recurrent body a head reads the last layer alone")
+        raise InputError(
+            f"{s.family}: the head of a recurrent backbone reads the last layer only; set feature_layers to last"
+        )
     if s.head is not None and s.head.kind == "lm":
-        raise InputError(f"{s.family}: a head that writes reads the last layer alone")
+        raise InputError(f"{s.family}: a language model head reads the last layer only; set feature_layers to last")
     return ScalarMix(backbone.num_layers + 1) if s.feature_layers == "scalar_mix" else None
 
 

@@ -1,7 +1,7 @@
-"""Low-rank adapters: matrices that stay as they are, each with a small product of two beside it (Hu et al. 2022).
+"""LoRA: frozen matrices, each with a trainable low-rank update (Hu et al. 2022).
 
-A model with adapters is the same model with `spec.lora`: parameters keep their names, and each adapted matrix has
-two more, `lora_A` and `lora_B` (A and B in the paper).
+A model with LoRA has `spec.lora` set. Its parameters keep their names, and each adapted linear layer has two more,
+`lora_A` and `lora_B` (A and B in the paper).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ LORA_PARAMETERS = ("lora_A", "lora_B")
 
 
 class LoRALinear(nn.Linear):
-    """W x + b + alpha / rank * B A x. B is zero at the start, so that training begins where the model stands."""
+    """W x + b + alpha / rank * B A x. B is initialized to zero, so that the output is unchanged before training."""
 
     def __init__(self, linear: nn.Linear, s: spec.LoraConfig):
-        nn.Module.__init__(self)  # the matrix is there already
+        nn.Module.__init__(self)  # nn.Linear would allocate a matrix
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight, self.bias = linear.weight, linear.bias
         self.scaling, self.dropout = s.alpha / s.rank, s.dropout
@@ -44,7 +44,7 @@ class LoRALinear(nn.Linear):
 
     @torch.no_grad()
     def to_linear(self) -> nn.Linear:
-        """One matrix that does the same."""
+        """Return an equivalent linear layer with the update merged into its matrix."""
         with torch.device("meta"):
             linear = nn.Linear(self.in_features, self.out_features, bias=self.bias is not None)
         linear.weight = nn.Parameter(self.weight + self.lora_B @ self.lora_A * self.scaling)
@@ -53,30 +53,32 @@ class LoRALinear(nn.Linear):
 
 
 def add_lora(model: nn.Module, s: spec.LoraConfig) -> None:
-    """Puts adapters on the layers of those names in every block, freshly drawn."""
+    """Add newly initialized LoRA weights to the target layers of every block."""
     for name in s.target_modules:
         if name not in TARGET_MODULES:
-            raise InputError(f"lora: there is no layer '{name}' to put them on; {did_you_mean(name, TARGET_MODULES)}")
+            raise InputError(f"lora.target_modules: there is no layer '{name}'; {did_you_mean(name, TARGET_MODULES)}")
     if s.rank < 1 or not s.target_modules:
-        raise InputError("lora: need a rank of 1 or more, and the names of the layers that they sit on")
+        raise InputError("lora: rank must be 1 or more, and target_modules must name at least one layer")
     linears = list(_target_linears(model))
     for name in s.target_modules:
         if not any(linear_name == name for _, linear_name, _ in linears):
-            raise InputError(f"lora: no block of this model has a layer '{name}'; leave it out of their list")
+            raise InputError(f"lora.target_modules: no block of this model has a layer '{name}'; leave it out")
     for module, name, linear in linears:
         if name in s.target_modules:
             setattr(module, name, LoRALinear(linear, s))
 
 
 def merge_lora(model: nn.Module) -> None:
-    """Makes plain matrices of adapted ones."""
+    """Merge LoRA weights into the matrices that they adapt."""
     for module, name, linear in list(_target_linears(model)):
         if isinstance(linear, LoRALinear):
             setattr(module, name, linear.to_linear())
 
 
 def _target_linears(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
-    """Where an adapter may sit; heads are trained whole and need none."""
+    """Yield the linear layers that LoRA can adapt, as (module, name, layer); heads are trained in full instead."""
     for block in (m for m in model.modules() if isinstance(m, Block)):
         for sublayer in (p for p in block.children() if isinstance(p, Attention | FeedForward)):
-            yield from ((sublayer, name, child) for name, child in sublayer.named_children() if isinstance(child, nn.Linear))
+            yield from (
+                (sublayer, name, child) for name, child in sublayer.named_children() if isinstance(child, nn.Linear)
+            )

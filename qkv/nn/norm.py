@@ -1,4 +1,4 @@
-"""Layer normalisation (Ba et al. 2016) and its form without mean (Zhang & Sennrich 2019)."""
+"""Layer normalization (Ba et al. 2016) and RMS normalization (Zhang & Sennrich 2019)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from qkv import spec
 
 
 def build_norm(s: spec.Norm, width: int) -> nn.Module:
+    """Build the norm of a spec."""
     if s.kind == "rms":
         return nn.RMSNorm(width, eps=s.eps)
     return nn.LayerNorm(width, eps=s.eps)

@@ -1,4 +1,4 @@
-"""Where a token stands: sinusoids (Vaswani et al. 2017, 3.5), learned positions (Devlin et al. 2019), distances."""
+"""Position schemes: sinusoids (Vaswani et al. 2017, 3.5), learned positions (Devlin et al. 2019), relative biases."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from qkv.errors import InputError
 
 def sinusoids(length: int, width: int, base: float = 10000.0) -> Tensor:
     """PE(t, 2i) = sin(t / base^(2i/width)), PE(t, 2i + 1) = cos(t / base^(2i/width)).  # [length, width]"""
-    # on the CPU whatever the device in force: a model that is built without memory needs its table all the same
+    # on the CPU even inside `torch.device("meta")`: the table is no parameter, so no checkpoint fills it later
     even_dims = torch.arange(0, width, 2, dtype=torch.float64, device="cpu")
     positions = torch.arange(length, dtype=torch.float64, device="cpu")[:, None]
     angles = positions / base ** (even_dims / width)  # [length, ceil(width / 2)]
@@ -22,13 +22,13 @@ def sinusoids(length: int, width: int, base: float = 10000.0) -> Tensor:
 
 
 def sinusoids_concat(length: int, width: int) -> Tensor:
-    """The same numbers with all sines first, as Marian has them (Junczys-Dowmunt et al. 2018).  # [length, width]"""
+    """Return sinusoids with all sines before all cosines (Junczys-Dowmunt et al. 2018).  # [length, width]"""
     table = sinusoids(length, width)
     return torch.cat([table[:, 0::2], table[:, 1::2]], 1)
 
 
 class SinusoidalPositions(nn.Module):
-    """Fixed; never in a checkpoint."""
+    """Sinusoidal position table; it is constant and not part of a checkpoint."""
 
     table: Tensor
 
@@ -42,43 +42,54 @@ class SinusoidalPositions(nn.Module):
 
 
 class LearnedPositions(nn.Module):
-    """A row of parameters a position; `offset` rows stand before the first (RoBERTa's and BART's padding)."""
+    """Learned vector per position; the first `offset` rows are unused (the padding of RoBERTa and BART)."""
 
     def __init__(self, length: int, width: int, offset: int = 0):
         super().__init__()
         self.offset = offset
         self.weight = nn.Parameter(torch.empty(offset + length, width))
 
+    def init_weights(self, std: float | None) -> None:
+        nn.init.normal_(self.weight, std=std or 0.02)
+
     def forward(self, positions: Tensor) -> Tensor:
         return nn.functional.embedding(positions + self.offset, self.weight)  # [T, width]
 
 
 class RelativePositionBias(nn.Module):
-    """What distance adds to a score: a number a bucket and head (Raffel et al. 2020, 2.1)."""
+    """Learned bias on the attention scores per head and distance bucket (Raffel et al. 2020, 2.1)."""
 
     def __init__(self, s: spec.RelativePositionBias, heads: int, causal: bool):
         super().__init__()
-        max_exact = s.num_buckets // (2 if causal else 4)  # distances with a bucket each
+        max_exact = s.num_buckets // (2 if causal else 4)  # distances with a bucket of their own
         if max_exact < 1 or s.max_distance <= max_exact:
-            raise InputError(f"{s.num_buckets} buckets tell {max_exact} distances apart; the furthest cannot be {s.max_distance}")
+            reason = f"{s.num_buckets} buckets distinguish {max_exact} distances exactly"
+            raise InputError(f"relative_position_bias: {reason}; max_distance must be larger, not {s.max_distance}")
         self.spec, self.causal = s, causal
         self.weight = nn.Parameter(torch.empty(s.num_buckets, heads))
 
+    def init_weights(self, std: float | None) -> None:
+        nn.init.normal_(self.weight, std=std or 0.02)
+
     def forward(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
-        """For queries and keys at these places of one sequence.  # [N], [M] -> [H, N, M]"""
+        """Return the bias of queries and keys at these positions of one sequence.  # [N], [M] -> [H, N, M]"""
         buckets = self.compute_bucket(key_positions[None] - query_positions[:, None])  # [N, M]
         return nn.functional.embedding(buckets, self.weight).permute(2, 0, 1)
 
     def compute_bucket(self, distance: Tensor) -> Tensor:
-        """Near distances have a bucket each, far ones share them on a logarithmic scale.  # [N, M]"""
+        """Return the bucket of each distance: one per short distance, logarithmic ranges for long ones.  # [N, M]"""
         num_buckets, shift = self.spec.num_buckets, torch.zeros_like(distance)
         if self.causal:
             abs_distance = -distance.clamp(max=0)
-        else:  # one half looks back, the other ahead
+        else:  # half of the buckets for preceding keys, half for following ones
             num_buckets //= 2
             shift, abs_distance = torch.where(distance > 0, num_buckets, 0), distance.abs()
         max_exact = num_buckets // 2
-        # in float32 and in this order: another rounding would move a distance at a border into another bucket
-        ratio = torch.log(abs_distance.float() / max_exact) / math.log(self.spec.max_distance / max_exact) * (num_buckets - max_exact)
+        # in float32 and in this order: other rounding would move a distance at a bucket boundary
+        ratio = (
+            torch.log(abs_distance.float() / max_exact)
+            / math.log(self.spec.max_distance / max_exact)
+            * (num_buckets - max_exact)
+        )
         far_bucket = (max_exact + ratio.long()).clamp(max=num_buckets - 1)
         return shift + torch.where(abs_distance < max_exact, abs_distance, far_bucket)

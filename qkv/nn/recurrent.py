@@ -1,8 +1,8 @@
-"""Recurrent encoder and decoder: the seq2seq model that attention was invented for.
+"""Recurrent encoder and decoder: the sequence-to-sequence model for which attention was introduced.
 
 The decoder follows "Converting an input: Inference" (Sequence to Sequence models: Attention Models): the context c_t is
-an attention of the state s_(t-1) over the encoder's states; c_t and the last output go in, s_t comes out. With no
-attention it is the notes' "simple translation model": only the encoder's last state reaches the decoder.
+attention of the state s_(t-1) over the encoder's states; c_t and the previous output give s_t. Without attention it is
+the notes' "simple translation model": the decoder gets only the encoder's final state.
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from qkv import spec
+from qkv.errors import InputError
 from qkv.nn.attention import Attention
 from qkv.nn.dropout import dropout
 from qkv.nn.kv_cache import KeyValues
 from qkv.nn.ragged import Ragged
 from qkv.nn.stack import EncoderOutput
 
-LayerStates = list[tuple[Tensor, ...]]  # a layer: (h,) for a GRU, (h, c) for an LSTM; each [R, hidden]
+LayerStates = list[tuple[Tensor, ...]]  # per layer: (h,) of a GRU, (h, c) of an LSTM; each [R, hidden]
 
 
 class RecurrentEncoder(nn.Module):
-    """LSTM or GRU, one direction or both, over ragged sequences without padding.
+    """Unidirectional or bidirectional LSTM or GRU over packed sequences.
 
-    A layer is a module of its own and the dropout after it is ours: what cuDNN draws inside a deep LSTM comes from a
-    state of its own, which no checkpoint can hold.
+    Each layer is a module, with dropout applied outside: a multi-layer cuDNN LSTM draws dropout from its own random
+    state, which a checkpoint cannot store.
     """
 
     def __init__(self, s: spec.RecurrentEncoder):
@@ -39,7 +40,7 @@ class RecurrentEncoder(nn.Module):
         self.dropout = s.dropout
 
     def forward(self, x: Ragged) -> EncoderOutput:
-        """[T, width] -> [T, output], and the last layer's final state of each direction, joined, [B, output]"""
+        """Return the last layer's hidden states [T, output] and final states [B, output], directions concatenated."""
         time = x.layout.time_major()
         unsorted_indices = torch.argsort(time.order)
         batch_sizes = torch.tensor(time.batch_sizes)
@@ -53,14 +54,19 @@ class RecurrentEncoder(nn.Module):
 
 @dataclass
 class RecurrentState:
+    """State of a recurrent decoder between two steps."""
+
     layers: LayerStates
-    cross_kv: KeyValues | None
+    cross_kv: KeyValues | None  # keys and values of the encoder output; None: no attention
 
     def reorder(self, indices: Tensor) -> None:
+        """Let row i continue from row indices[i]."""
         self.layers = [tuple(tensor.index_select(0, indices) for tensor in layer) for layer in self.layers]
 
 
 class RecurrentDecoder(nn.Module):
+    """LSTM or GRU decoder, with attention over the encoder output or without."""
+
     def __init__(self, s: spec.RecurrentDecoder):
         super().__init__()
         self.spec = s
@@ -74,11 +80,20 @@ class RecurrentDecoder(nn.Module):
         self.readout = nn.Linear(s.hidden_size + context_dim + s.d_model, s.hidden_size) if s.readout else None
 
     def forward(
-        self, x: Ragged, encoder_output: EncoderOutput, embed_prediction: Callable[[Tensor, int], Tensor] | None = None, scheduled_sampling: float = 0.0
+        self,
+        x: Ragged,
+        encoder_output: EncoderOutput,
+        embed_prediction: Callable[[Tensor, int], Tensor] | None = None,
+        scheduled_sampling: float = 0.0,
     ) -> EncoderOutput:
-        """All steps, teacher-forced, or fed the model's own outputs at rate `scheduled_sampling`.  # [T, width] -> [T, hidden]
+        """Run all steps with teacher forcing.  # [T, width] -> [T, hidden]
 
-        `embed_prediction` maps a step's hidden [R, hidden] to the embedding [R, width] of what the model would say, at a place.
+        Args:
+            x: embedded target tokens.
+            encoder_output: hidden states and final state of the encoder.
+            embed_prediction: maps a step's hidden states [R, hidden] and the next position to the embedding [R, width]
+                of the predicted tokens.
+            scheduled_sampling: probability of reading the prediction instead of the target token.
         """
         time = x.layout.time_major()
         order = time.order_list
@@ -88,7 +103,7 @@ class RecurrentDecoder(nn.Module):
         if state.cross_kv is not None:
             state.cross_kv = state.cross_kv.select(time.order, [state.cross_kv.lengths[i] for i in order])
         outputs: list[Tensor] = []
-        for t, y in enumerate(steps):  # the longest sequences come first, so that those alive are always a prefix
+        for t, y in enumerate(steps):  # longest first, so that active sequences are always a prefix
             num_active = len(y)
             if t and scheduled_sampling and embed_prediction is not None:
                 use_prediction = torch.rand(num_active, 1, device=y.device) < scheduled_sampling
@@ -97,17 +112,26 @@ class RecurrentDecoder(nn.Module):
             outputs.append(self._step(y, state, order[:num_active]))
         return EncoderOutput(x.with_values(torch.cat(outputs)[time.inverse]))
 
-    def init_state(self, encoder_output: EncoderOutput, num_rows: int) -> RecurrentState:
-        """s_(-1) from the encoder's last state, once for each of a sentence's rows."""
-        assert encoder_output.final_state is not None
+    def init_state(
+        self,
+        encoder_output: EncoderOutput | None,
+        num_rows: int,
+        max_length: int = 0,  # noqa: ARG002  # as `Stack.init_state`; a recurrent state does not grow
+        like: Tensor | None = None,  # noqa: ARG002
+    ) -> RecurrentState:
+        """Return s_(-1), computed from the encoder's final state and repeated for the rows of each source."""
+        if encoder_output is None or encoder_output.final_state is None:
+            raise InputError("a recurrent decoder starts from the final state of a recurrent encoder")
         beams = num_rows // len(encoder_output.hidden)
-        initial = torch.tanh(self.bridge(encoder_output.final_state)).repeat_interleave(beams, 0)  # [R, layers * parts * hidden]
+        initial = torch.tanh(self.bridge(encoder_output.final_state)).repeat_interleave(
+            beams, 0
+        )  # [R, layers * states * hidden]
         layers = initial.view(num_rows, self.spec.layers, self.num_states, self.spec.hidden_size).unbind(1)
         cross_kv = None if self.attention is None else self.attention.precompute_kv(encoder_output.hidden)
         return RecurrentState([tuple(tensor.contiguous() for tensor in layer.unbind(1)) for layer in layers], cross_kv)
 
     def step(self, x: Tensor, state: RecurrentState) -> Tensor:
-        """[R, width] -> [R, hidden]"""
+        """Process one new token per row.  # [R, width] -> [R, hidden]"""
         return self._step(x, state, None)
 
     def _step(self, y: Tensor, state: RecurrentState, row_ids: list[int] | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""N blocks of one shape, and what they remember while decoding."""
+"""Stack of Transformer blocks, and its state while decoding."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from qkv.errors import InputError
 from qkv.nn.attention import Attention
 from qkv.nn.block import Block
 from qkv.nn.dropout import dropout
+from qkv.nn.kernels import PositionBias
 from qkv.nn.kv_cache import KeyValues, KVCache
 from qkv.nn.mask import Bidirectional, Causal, Mask
 from qkv.nn.norm import build_norm
@@ -24,7 +25,7 @@ from qkv.nn.ragged import PooledToken, PooledTokens, Ragged
 
 @dataclass
 class EncoderOutput:
-    """What an encoder gives: a vector a token, and for a recurrent one its last state."""
+    """Output of an encoder: hidden states, and of a recurrent encoder its final state."""
 
     hidden: Ragged  # [T, width]
     final_state: Tensor | None = None  # [B, width]
@@ -32,10 +33,13 @@ class EncoderOutput:
 
 @dataclass
 class StackState:
-    caches: list[KVCache]  # each layer's own tokens so far
-    cross_kv: list[KeyValues | None]  # each layer's view of the encoder, made once
+    """State of a stack between two decoding steps."""
+
+    caches: list[KVCache]  # per layer: keys and values of the tokens so far
+    cross_kv: list[KeyValues | None]  # per layer: keys and values of the encoder output
 
     def reorder(self, indices: Tensor) -> None:
+        """Let row i continue from row indices[i]."""
         if torch.equal(indices, torch.arange(len(indices), device=indices.device)):
             return
         for cache in self.caches:
@@ -43,7 +47,11 @@ class StackState:
 
 
 class Stack(nn.Module):
-    activation_checkpointing: bool = False  # in training keep what goes into a block and work the rest out again; see `enable_activation_checkpointing`
+    """Blocks of the same configuration, with an optional final norm and relative position bias."""
+
+    activation_checkpointing: bool = (
+        False  # recompute activations in the backward pass; `enable_activation_checkpointing`
+    )
 
     def __init__(self, s: spec.TransformerStack):
         super().__init__()
@@ -51,79 +59,116 @@ class Stack(nn.Module):
         self.mask: Mask = Causal() if s.causal else Bidirectional()
         self.blocks = nn.ModuleList(Block(_layer_spec(s, layer)) for layer in range(s.num_layers))
         self.norm = build_norm(s.block.norm, s.d_model) if s.final_norm else None
-        self.relative_position_bias = None if s.relative_position_bias is None else RelativePositionBias(s.relative_position_bias, s.block.self_attention.heads, s.causal)
+        self.relative_position_bias = (
+            None
+            if s.relative_position_bias is None
+            else RelativePositionBias(s.relative_position_bias, s.block.self_attention.heads, s.causal)
+        )
 
     def forward(
-        self, x: Ragged, encoder_output: EncoderOutput | None = None, state: StackState | None = None, pooled_token: PooledToken | None = None
+        self,
+        x: Ragged,
+        encoder_output: EncoderOutput | None = None,
+        state: StackState | None = None,
+        pooled_token: PooledToken | None = None,
     ) -> EncoderOutput:
-        """All tokens at once; a state's caches are filled with them.
+        """Process all tokens at once and fill the caches of a state.
 
-        Who will read one token of each sequence, `pooled_token`, gets those alone, where the last block can leave the others out.
+        With `pooled_token` the last block computes only that token of each sequence where possible.
         """
         hidden = x
-        pooled_tokens = x.layout.pooled_tokens(pooled_token) if pooled_token is not None and self._can_skip_other_tokens(pooled_token, encoder_output, state) else None
+        pooled_tokens = (
+            x.layout.pooled_tokens(pooled_token)
+            if pooled_token is not None and self._can_skip_other_tokens(pooled_token, encoder_output, state)
+            else None
+        )
         for hidden in self._run_layers(x, encoder_output, state, pooled_tokens):  # noqa: B007  # one layer's output is alive at a time
             pass
         return EncoderOutput(hidden.with_values(self._final_norm(hidden.values)))
 
-    def _can_skip_other_tokens(self, pooled_token: PooledToken, encoder_output: EncoderOutput | None, state: StackState | None) -> bool:
-        """The token has to see its whole sequence, and nobody else may want the others or their distances."""
+    def _can_skip_other_tokens(
+        self, pooled_token: PooledToken, encoder_output: EncoderOutput | None, state: StackState | None
+    ) -> bool:
+        """Return whether the last block may skip other tokens: the token attends to all, and nothing else uses them."""
         sees_all = pooled_token == "last" or not self.spec.causal
         plain = encoder_output is None and state is None and self.relative_position_bias is None
         return sees_all and plain and not _has_hook(self.blocks[-1])
 
     def all_hidden_states(self, x: Ragged, encoder_output: EncoderOutput | None = None) -> list[Tensor]:
-        """What goes into the first block and what comes out of each, the last one behind the final norm."""
+        """Return the input of the first block and the output of each block; the final norm applies to the last."""
         hidden_states = [x.values, *(y.values for y in self._run_layers(x, encoder_output, None))]
         return [*hidden_states[:-1], self._final_norm(hidden_states[-1])]  # [T, width] each
 
     def _run_layers(
-        self, x: Ragged, encoder_output: EncoderOutput | None, state: StackState | None, pooled_tokens: PooledTokens | None = None
+        self,
+        x: Ragged,
+        encoder_output: EncoderOutput | None,
+        state: StackState | None,
+        pooled_tokens: PooledTokens | None = None,
     ) -> Iterator[Ragged]:
         encoder_hidden = None if encoder_output is None else encoder_output.hidden
-        bias = None if self.relative_position_bias is None else _PositionBiasCache(self.relative_position_bias)
-        use_checkpointing = self.activation_checkpointing and self.training and torch.is_grad_enabled() and state is None
+        bias = self._position_bias()
+        use_checkpointing = (
+            self.activation_checkpointing and self.training and torch.is_grad_enabled() and state is None
+        )
         for layer, block in enumerate(self.blocks):
             selected_tokens = pooled_tokens if layer == len(self.blocks) - 1 else None
-            if use_checkpointing and not _has_hook(block):  # who watches would be told twice
+            if use_checkpointing and not _has_hook(block):  # the hook would be called twice
                 x = self._checkpointed(block, x, encoder_hidden, bias, selected_tokens)
             else:
-                x = block(x, self.mask, encoder_hidden, bias, None if state is None else state.caches[layer], selected_tokens)
+                x = block(
+                    x, self.mask, encoder_hidden, bias, None if state is None else state.caches[layer], selected_tokens
+                )
             yield x
 
     def _checkpointed(
-        self, block: nn.Module, x: Ragged, encoder_hidden: Ragged | None, bias: _PositionBiasCache | None, pooled_tokens: PooledTokens | None
+        self,
+        block: nn.Module,
+        x: Ragged,
+        encoder_hidden: Ragged | None,
+        bias: PositionBias | None,
+        pooled_tokens: PooledTokens | None,
     ) -> Ragged:
-        """A block of which nothing but its input is kept until its gradient is asked for."""
+        """Run a block and keep only its input; the backward pass recomputes the rest."""
         query_layout, key_layout = x.layout, None if encoder_hidden is None else encoder_hidden.layout
 
         def forward(values: Tensor, encoder_values: Tensor | None) -> Tensor:
             encoder_input = None if encoder_values is None or key_layout is None else Ragged(encoder_values, key_layout)
-            out: Tensor = block(Ragged(values, query_layout), self.mask, encoder_input, bias, None, pooled_tokens).values
+            out: Tensor = block(
+                Ragged(values, query_layout), self.mask, encoder_input, bias, None, pooled_tokens
+            ).values
             return out
 
-        # tensors go in bare: from them torch sees on which device dropout's random state is to be kept
+        # bare tensors as arguments: `checkpoint` infers from them which devices' random state to keep for dropout
         encoder_values = None if encoder_hidden is None else encoder_hidden.values
         values = checkpoint(forward, x.values, encoder_values, use_reentrant=False, preserve_rng_state=True)
         assert isinstance(values, Tensor)
         return x.with_values(values) if pooled_tokens is None else Ragged(values, pooled_tokens.layout)
 
-    def init_state(self, encoder_output: EncoderOutput | None, num_rows: int, max_length: int, like: Tensor) -> StackState:
+    def init_state(
+        self, encoder_output: EncoderOutput | None, num_rows: int, max_length: int, like: Tensor
+    ) -> StackState:
+        """Return empty caches for `max_length` tokens per row, on the device and in the dtype of `like`."""
         blocks = [b for b in self.blocks if isinstance(b, Block)]
         caches = [b.self_attention.new_cache(num_rows, max_length, like) for b in blocks]
-        cross_kv = [b.cross_attention.precompute_kv(encoder_output.hidden) if b.cross_attention is not None and encoder_output else None for b in blocks]
+        cross_kv = [
+            b.cross_attention.precompute_kv(encoder_output.hidden)
+            if b.cross_attention is not None and encoder_output
+            else None
+            for b in blocks
+        ]
         return StackState(caches, cross_kv)
 
     def step(self, x: Tensor, state: StackState) -> Tensor:
-        """One new token a row.  # [R, width]"""
-        bias = None
-        if self.relative_position_bias is not None:
-            positions = torch.arange(state.caches[0].length + 1, device=x.device)
-            bias = self.relative_position_bias(positions[-1:], positions)  # [H, 1, n]
+        """Process one new token per row.  # [R, width]"""
+        bias = self._position_bias()
         for block, cache, layer_kv in zip(self.blocks, state.caches, state.cross_kv, strict=True):
             assert isinstance(block, Block)
             x = block.step(x, cache, layer_kv, bias)
         return self._final_norm(x)
+
+    def _position_bias(self) -> PositionBias | None:
+        return None if self.relative_position_bias is None else _PositionBiasCache(self.relative_position_bias)
 
     def _final_norm(self, x: Tensor) -> Tensor:
         x = x if self.norm is None else self.norm(x)
@@ -131,11 +176,13 @@ class Stack(nn.Module):
 
 
 def enable_activation_checkpointing(model: nn.Module, enabled: bool = True) -> None:
-    """Trades time for memory (Chen et al. 2016): in training a block keeps its input alone, and its forward pass runs
-    again when the backward pass comes to it. Outputs and gradients stay the same to the bit."""
+    """Recompute the activations of each block in the backward pass, which saves memory (Chen et al. 2016).
+
+    Outputs and gradients are bit-equal.
+    """
     stacks = [m for m in model.modules() if isinstance(m, Stack)]
     if not stacks:
-        raise InputError("activation_checkpointing: this model has no Transformer blocks to work out again; leave it out")
+        raise InputError("activation_checkpointing: this model has no Transformer blocks; leave it out")
     for stack in stacks:
         stack.activation_checkpointing = enabled
 
@@ -148,23 +195,28 @@ def _layer_spec(s: spec.TransformerStack, layer: int) -> spec.Block:
     if not s.scale_attn_by_inverse_layer_idx:
         return s.block
     attention = s.block.self_attention
-    return spec.replace(s.block, self_attention=spec.replace(attention, score_scale=attention.score_scale / (layer + 1)))
+    return spec.replace(
+        s.block, self_attention=spec.replace(attention, score_scale=attention.score_scale / (layer + 1))
+    )
 
 
 class _PositionBiasCache:
-    """A stack's relative term for one forward pass: each size is made once and serves all layers."""
+    """Position bias of one forward pass: each size is computed once and shared by all layers."""
 
     def __init__(self, bias_module: RelativePositionBias):
         self.bias_module = bias_module
-        self.cached: dict[tuple[int, int], Tensor] = {}
+        self.cached: dict[tuple[int, int, int], Tensor] = {}
 
-    def __call__(self, num_queries: int, num_keys: int) -> Tensor:
-        if (num_queries, num_keys) not in self.cached:
-            positions = torch.arange(max(num_queries, num_keys), device=self.bias_module.weight.device)
-            # kept as it is: the block that asks first may be one that forgets, and this is not its own to make again
+    def __call__(self, num_queries: int, num_keys: int, offset: int = 0, queries: Tensor | None = None) -> Tensor:  # noqa: ARG002
+        size = num_queries, num_keys, offset
+        if size not in self.cached:
+            positions = torch.arange(max(offset + num_queries, num_keys), device=self.bias_module.weight.device)
+            # shared by all layers, so it must not be recomputed inside the checkpointed block that requests it first
             with saved_tensors_hooks(_identity, _identity):
-                self.cached[num_queries, num_keys] = self.bias_module(positions[:num_queries], positions[:num_keys])  # [H, N, M]
-        return self.cached[num_queries, num_keys]
+                self.cached[size] = self.bias_module(
+                    positions[offset : offset + num_queries], positions[:num_keys]
+                )  # [H, N, M]
+        return self.cached[size]
 
 
 def _identity(tensor: Tensor) -> Tensor:

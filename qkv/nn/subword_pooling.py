@@ -1,4 +1,4 @@
-"""A whole word's vector from those of its pieces, which models that cut words into subwords need for tagging."""
+"""Vectors of words from those of their subword tokens, for token classification."""
 
 from __future__ import annotations
 
@@ -12,17 +12,22 @@ from qkv.errors import InputError
 from qkv.nn.ragged import Ragged
 
 
-def pool_subwords(hidden: Ragged, word_ids: Sequence[Sequence[int | None]], strategy: Literal["first", "mean"] = "first") -> Ragged:
-    """One vector a word: its first piece's (Devlin et al. 2019, 5.3) or the mean of its pieces'.
+def pool_subwords(
+    hidden: Ragged, word_ids: Sequence[Sequence[int | None]], strategy: Literal["first", "mean"] = "first"
+) -> Ragged:
+    """Return one vector per word: that of its first token (Devlin et al. 2019, 5.3), or the mean over its tokens.
 
     [T, width] -> [words, width].
-    `word_ids` gives each token's word, rising, in its own sequence; a token of none (None) is left out.
+    `word_ids` holds the increasing word index of each token per sequence; None for tokens that belong to no word, which
+    are left out.
     """
     token_words = [(row, word) for row, ids in enumerate(word_ids) for word in ids]
     if len(token_words) != len(hidden.values):
-        raise InputError(f"{len(hidden.values)} tokens and the words of {len(token_words)}")
-    # a word's pieces lie side by side, so it begins where the word changes; in a pair the numbers begin again
-    is_word_start = [word is not None and (i == 0 or token_words[i - 1] != (row, word)) for i, (row, word) in enumerate(token_words)]
+        raise InputError(f"word_ids: there are {len(token_words)} for {len(hidden.values)} tokens; give one per token")
+    # tokens of a word are adjacent, so a word begins where the index changes; a second text starts at 0 again
+    is_word_start = [
+        word is not None and (i == 0 or token_words[i - 1] != (row, word)) for i, (row, word) in enumerate(token_words)
+    ]
     words_per_row = Counter(row for (row, _), is_start in zip(token_words, is_word_start, strict=True) if is_start)
     lengths = [words_per_row[row] for row in range(len(word_ids))]
     device = hidden.values.device
@@ -30,6 +35,8 @@ def pool_subwords(hidden: Ragged, word_ids: Sequence[Sequence[int | None]], stra
     if strategy == "first":
         return Ragged.from_lengths(hidden.values[first_mask], lengths)
     in_word = torch.tensor([word is not None for _, word in token_words], device=device)
-    word_index = first_mask.cumsum(0)[in_word] - 1  # [pieces]
-    summed = hidden.values.new_zeros(sum(lengths), hidden.values.shape[1]).index_add(0, word_index, hidden.values[in_word])
+    word_index = first_mask.cumsum(0)[in_word] - 1  # [tokens in words]
+    summed = hidden.values.new_zeros(sum(lengths), hidden.values.shape[1]).index_add(
+        0, word_index, hidden.values[in_word]
+    )
     return Ragged.from_lengths(summed / torch.bincount(word_index, minlength=sum(lengths))[:, None], lengths)

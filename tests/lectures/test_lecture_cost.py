@@ -71,7 +71,11 @@ def test_cost_does_not_depend_on_the_number_of_heads() -> None:
 
 def translator() -> EncoderDecoder:
     module = get_family("transformer")
-    model = build(module.make_spec(module.Config(d_model=8, heads=2, layers=2, d_ff=16), source_vocab_size=20, target_vocab_size=20)).eval()
+    model = build(
+        module.make_spec(
+            module.Config(d_model=8, heads=2, layers=2, d_ff=16), source_vocab_size=20, target_vocab_size=20
+        )
+    ).eval()
     assert isinstance(model, EncoderDecoder)
     return model
 

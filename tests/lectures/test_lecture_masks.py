@@ -42,7 +42,9 @@ def test_a_masked_score_is_minus_infinity_before_the_softmax() -> None:
     """Transformers and Pretraining, 1.3 "Masked Decoder Self-Attention": scores are q_i^T k_j / √D or -∞."""
     x = torch.randn(N, 6)
     scores = (x @ x.T / math.sqrt(6)).masked_fill(torch.arange(N)[None] > torch.arange(N)[:, None], float("-inf"))
-    weights = weights_of(Attention(Spec(query_dim=6, use_projections=False)), Ragged.from_lengths(x, [N]), Causal())[0, 0]
+    weights = weights_of(Attention(Spec(query_dim=6, use_projections=False)), Ragged.from_lengths(x, [N]), Causal())[
+        0, 0
+    ]
     torch.testing.assert_close(weights, torch.softmax(scores, -1))
 
 
@@ -56,13 +58,17 @@ def test_masking_forces_weights_after_t_to_zero() -> None:
 def test_the_encoder_looks_ahead() -> None:
     """Sequence to Sequence models: Attention Models, "Self attention and masked self attention": self-attention in the
     encoder "can use input embedding at time t+1 and further … because all inputs are available"."""
-    weights = weights_of(Attention(Spec(query_dim=6)), Ragged.from_lengths(torch.randn(N, 6), [N]), Bidirectional())[0, 0]
+    weights = weights_of(Attention(Spec(query_dim=6)), Ragged.from_lengths(torch.randn(N, 6), [N]), Bidirectional())[
+        0, 0
+    ]
     assert bool((weights > 0).all())
 
 
 def test_masked_weights_sum_to_one_over_the_keys_that_are_left() -> None:
     """Transformers and Pretraining, 1.2 "Encoder Attention": "we want each score to sum to one over the keys K"."""
-    weights = weights_of(Attention(Spec(query_dim=6, heads=2)), Ragged.from_lengths(torch.randn(9, 6), [5, 4]), Causal())
+    weights = weights_of(
+        Attention(Spec(query_dim=6, heads=2)), Ragged.from_lengths(torch.randn(9, 6), [5, 4]), Causal()
+    )
     torch.testing.assert_close(weights[0].sum(-1), torch.ones(2, 5))
 
 

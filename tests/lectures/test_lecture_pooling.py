@@ -67,7 +67,7 @@ def test_a_recurrent_classifier_attends_over_all_its_states() -> None:
     )
     assert isinstance(model, Encoder)
     words = Ragged.from_lengths(torch.tensor([1, 2, 3, 4, 5]), [5])
-    states, query = model.encode(words).hidden.values, model.head.pool.query
+    states, query = model.hidden_states(words).hidden.values, model.head.pool.query
     average = torch.softmax(states @ query, 0) @ states
     torch.testing.assert_close(model(words)[0], model.head.linear(average))
 

@@ -98,7 +98,9 @@ def encoder(position: str) -> Encoder:
     attention = spec.Attention(query_dim=16, heads=2)
     block = spec.Block(self_attention=attention, feedforward=spec.FeedForward(d_model=16, d_ff=24))
     embed = spec.Embedding(vocab_size=20, d_model=16, position=position)
-    model = build(spec.Model(family="test", source_embedding=embed, encoder=spec.TransformerStack(block=block, num_layers=2)))
+    model = build(
+        spec.Model(family="test", source_embedding=embed, encoder=spec.TransformerStack(block=block, num_layers=2))
+    )
     assert isinstance(model, Encoder)
     return model
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from qkv.data.noise.noising import MLMConfig, mask_tokens
-from qkv.data.noise.span_corruption import SpanCorruptionConfig, corrupt_spans
+from qkv.data.noise.config import MLMConfig, SpanCorruptionConfig
+from qkv.data.noise.mlm import mask_tokens
+from qkv.data.noise.span_corruption import corrupt_spans
 from qkv.data.rng import CounterRNG, PackedChunks
 from qkv.nn import Ragged
 from qkv.objectives import clm, mlm
-from qkv.objectives.compat import ARCHITECTURE_OF
 from qkv.tokenization.vocab_tables import VocabTables
 
 sys.path.append(str(Path(__file__).parents[1] / "unit" / "objectives"))
@@ -29,7 +29,7 @@ def test_the_masked_loss_is_the_negative_log_likelihood_over_the_vocabulary():
     """Multilingual NLP, "Pretraining Transformers": ŷ = softmax(x W_lm), L = -Σ y_i ln ŷ_i, y one-hot."""
     body = model("bert")
     batch = mlm.make_inputs(text(framed=True), MARKS, CHANCE, MLMConfig(mask_prob=0.4))
-    hidden = body.encode(batch.source).hidden.values
+    hidden = body.hidden_states(batch.source).hidden.values
     loss = torch.zeros((), dtype=torch.float64)
     for place, word in zip(batch.positions.tolist(), batch.labels.tolist(), strict=True):
         said = torch.softmax(body.head(hidden[place : place + 1])[0], -1)
@@ -69,7 +69,7 @@ def test_next_sentence_loss_is_binary_cross_entropy_from_the_first_token():
     follows = torch.tensor([True, False, True, False, False])
     batch = mlm.make_inputs(text(framed=True), MARKS, CHANCE, is_next=follows)
     _, pairs = mlm.mlm_and_nsp_losses(body, batch)
-    hidden = body.encode(batch.source).hidden
+    hidden = body.hidden_states(batch.source).hidden
     first = hidden.values[hidden.layout.cu_seqlens[:-1].long()]  # [CLS]
     p = torch.softmax(body.aux_head(first), -1)[:, 0]
     y = follows.double()
@@ -80,8 +80,8 @@ def test_next_sentence_loss_is_binary_cross_entropy_from_the_first_token():
 def test_predicting_the_next_word_is_for_models_that_do_not_see_it():
     """Transformers and Pretraining, 2.1 BERT: "if we did unmasked self-attention, we can already directly see the next
     word", so that an encoder is asked for masked words and only a decoder for the next one."""
-    assert ARCHITECTURE_OF["mlm"] == "an encoder"
-    assert ARCHITECTURE_OF["clm"] == "a decoder"
+    assert mlm.MaskedLM.architectures == {"encoder"}
+    assert clm.CausalLM.architectures == {"decoder"}
     body, ids = model("gpt2"), torch.arange(5, 15)
     batch = clm.make_inputs(PackedChunks.from_arrays(ids, [10], [0]))
     said = body(batch.tokens)
@@ -95,7 +95,10 @@ def test_predicting_the_next_word_is_for_models_that_do_not_see_it():
 def test_the_decoder_of_t5_predicts_a_sequence_that_contains_the_missing_text(number: int):
     """Transformers and Pretraining, 2.1 T5, figure 4: the encoder's text has gaps, the decoder fills them in."""
     found = corrupt_spans(
-        PackedChunks.from_arrays(CAT, [5], [number]), VocabTables(SPECIAL, sentinel_ids=(10, 11)), CounterRNG(0, 0), SpanCorruptionConfig(noise_density=0.4, mean_noise_span_length=2)
+        PackedChunks.from_arrays(CAT, [5], [number]),
+        VocabTables(SPECIAL, sentinel_ids=(10, 11)),
+        CounterRNG(0, 0),
+        SpanCorruptionConfig(noise_density=0.4, mean_noise_span_length=2),
     )
     source, target = ([WORDS[i] for i in ids.tolist()] for ids in (found.source, found.target))
     assert target[0] == "<0>"

@@ -7,12 +7,14 @@ import math
 import torch
 from torch import Tensor
 
-from qkv.nn.attention_score import AttentionScore
+from qkv.nn.attention_score import AttentionScore, build_score
 from qkv.spec import Attention
 
 
 def score_of(kind: str, query: int = 4, key: int = 4, hidden: int | None = None) -> AttentionScore:
-    return AttentionScore(Attention(query_dim=query, kv_dim=key, score_fn=kind, score_hidden_dim=hidden, use_projections=False))
+    return build_score(
+        Attention(query_dim=query, kv_dim=key, score_fn=kind, score_hidden_dim=hidden, use_projections=False)
+    )
 
 
 def compared(score: AttentionScore, h: Tensor, s: Tensor) -> Tensor:

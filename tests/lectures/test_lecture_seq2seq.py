@@ -40,7 +40,9 @@ def test_the_simple_translation_model_starts_from_the_encoders_last_state() -> N
     model = model_of("none")
     memory = model.encode(SOURCE)
     assert memory.final_state is not None
-    assert not torch.allclose(model.decode(EncoderOutput(memory.hidden, -memory.final_state), TARGET), model.decode(memory, TARGET))
+    assert not torch.allclose(
+        model.decode(EncoderOutput(memory.hidden, -memory.final_state), TARGET), model.decode(memory, TARGET)
+    )
 
 
 @pytest.mark.parametrize("attention", ["dot", "bilinear", "additive", "mlp"])

@@ -23,7 +23,9 @@ def logits_of(head: Head) -> torch.Tensor:
     """What a small encoder says under a head of two sequences, of three tokens and of four."""
     block = Block(self_attention=Attention(query_dim=WIDTH, heads=2), feedforward=FeedForward(d_model=WIDTH, d_ff=16))
     body = Embedding(vocab_size=20, d_model=WIDTH, max_length=8)
-    model = build(Model(family="bert", source_embedding=body, encoder=TransformerStack(block=block, num_layers=1), head=head))
+    model = build(
+        Model(family="bert", source_embedding=body, encoder=TransformerStack(block=block, num_layers=1), head=head)
+    )
     found = model(Ragged.from_lengths(torch.arange(7), [3, 4]))
     return found.values if isinstance(found, Ragged) else found
 

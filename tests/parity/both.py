@@ -1,4 +1,4 @@
-"""A tiny random Hugging Face model and ours with its weights, side by side: what every family's parity tests share."""
+"""A tiny random Hugging Face model and the qkv model with its weights, for the parity tests of all families."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from qkv import checkpoints, families
 from qkv.analysis.capture import capture_attention
-from qkv.checkpoints.model_folder import unique_state_dict
+from qkv.checkpoints.state import unique_state_dict
 from qkv.families.hf.convert import to_hf
 from qkv.nn import Decoder, Encoder, Ragged
 
@@ -22,7 +22,7 @@ NEAR = 1e-4
 
 
 def randomised(model: nn.Module, spread: float = 0.15) -> nn.Module:
-    """Biases and gains drawn too, for zeros and ones hide mistakes; large enough that logits differ visibly."""
+    """Draw all parameters, large enough that logits differ; biases of 0 and gains of 1 would hide errors."""
     torch.manual_seed(5)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -33,14 +33,14 @@ def randomised(model: nn.Module, spread: float = 0.15) -> nn.Module:
 
 
 def ids(lengths: list[int], vocabulary: int, seed: int, least: int = 3) -> Ragged:
-    """Random tokens, none of them one of the first few, which models give a special meaning."""
+    """Return random tokens except the first few ids, which are special in many models."""
     drawn = torch.randint(least, vocabulary, (sum(lengths),), generator=torch.Generator().manual_seed(seed))
     return Ragged.from_lengths(drawn, lengths)
 
 
 @dataclass
 class Both:
-    """`call` gives their output for padded inputs; `read` picks logits out of it."""
+    """Both models. `call` returns the output of transformers for padded inputs, `read` the logits in that output."""
 
     theirs: Any
     folder: Path
@@ -61,7 +61,7 @@ class Both:
         return ids(TARGET_LENGTHS, self.vocabulary, 2)
 
     def their_output(self, **options: Any) -> Any:
-        """Padded on their side: the mask says what is real."""
+        """Return the output of transformers for padded inputs with a mask."""
         source, target = self.source(), self.target()
         given = {"input_ids": source.to_padded().long(), "attention_mask": source.layout.valid_mask().long()}
         if self.theirs.config.is_encoder_decoder and not isinstance(self.ours.model, Encoder):
@@ -73,7 +73,7 @@ class Both:
         return model(self.source()) if isinstance(model, Encoder | Decoder) else model(self.source(), self.target())
 
     def their_logits(self, **options: Any) -> Tensor:
-        """As ours come: real tokens only, and an answer's begin and end side by side."""
+        """Return the logits of transformers as qkv's: real tokens only, start and end of an answer in one tensor."""
         found = self.their_output(**options)
         logits = torch.stack([found.start_logits, found.end_logits], -1) if "start_logits" in found else None
         if logits is None:
@@ -92,7 +92,7 @@ def check_logits(both: Both) -> None:
 def check_gradients(
     both: Both, ours: Callable[[], Tensor] | None = None, theirs: Callable[[], Tensor] | None = None
 ) -> None:
-    """Of one loss, in relative norm, parameter by parameter, under their names."""
+    """Compare the gradients of one loss by relative norm, parameter by parameter, under Hugging Face names."""
     for logits in ((ours or both.our_logits)(), (theirs or both.their_logits)()):
         weighted = torch.linspace(-1, 1, logits.numel()).view(logits.shape)
         (torch.sin(logits) * weighted).sum().backward()
@@ -106,7 +106,7 @@ def check_gradients(
 
 
 def their_names(both: Both, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Our tensors under the names of their model's parameters."""
+    """Return qkv's tensors under the parameter names of transformers."""
     form = families.by_model_type(both.theirs.config.model_type, "test").HF_FORMAT
     architecture = form.architectures[type(both.theirs).__name__]
     named = to_hf(form.rules(architecture.head, both.ours.model.spec), tensors)
@@ -114,7 +114,7 @@ def their_names(both: Both, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def check_round_trip(both: Both, folder: Path) -> None:
-    """Out and in again gives equal bytes, and transformers finds every key that it wants and no other."""
+    """Check that export and import give equal bytes, and that transformers finds no missing and no unexpected key."""
     checkpoints.save(both.ours, folder, "huggingface")
     before, after = load_file(both.folder / "model.safetensors"), load_file(folder / "model.safetensors")
     assert before.keys() == after.keys()
@@ -132,7 +132,7 @@ def check_round_trip(both: Both, folder: Path) -> None:
 
 
 def check_own_round_trip(both: Both, folder: Path) -> None:
-    """Through our own format: the same spec, the same bytes."""
+    """Check that saving and loading in qkv's own format keeps spec and bytes."""
     checkpoints.save(both.ours, folder)
     again = checkpoints.load(folder)
     assert again.model.spec == both.ours.model.spec
@@ -142,7 +142,7 @@ def check_own_round_trip(both: Both, folder: Path) -> None:
 
 
 def check_maps(both: Both, **kinds: str) -> None:
-    """Captured maps equal what their eager attention returns; `kinds`: their field -> our names, `{i}` a layer."""
+    """Compare captured maps with transformers' eager attention; `kinds`: its field -> our names, `{i}` a layer."""
     both.theirs.set_attn_implementation("eager")
     with torch.no_grad():
         found = both.their_output(output_attentions=True)

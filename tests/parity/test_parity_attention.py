@@ -31,7 +31,9 @@ def both(width: int, heads: int, memory: int) -> tuple[nn.MultiheadAttention, At
 
 
 def batch(width: int, memory: int) -> tuple[Ragged, Ragged]:
-    return Ragged.from_lengths(torch.randn(12, width), [5, 1, 6]), Ragged.from_lengths(torch.randn(13, memory), [2, 7, 4])
+    return Ragged.from_lengths(torch.randn(12, width), [5, 1, 6]), Ragged.from_lengths(
+        torch.randn(13, memory), [2, 7, 4]
+    )
 
 
 def theirs_on(theirs: nn.MultiheadAttention, x: Ragged, memory: Ragged) -> tuple[Tensor, Tensor]:

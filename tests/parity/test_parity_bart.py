@@ -160,5 +160,8 @@ def test_sizes_are_those_of_the_checkpoints() -> None:
     from qkv.families import bart
     from qkv.nn.model import build_on_meta
 
-    counts = {name: sum(p.numel() for p in build_on_meta(bart.make_spec(shape)).parameters()) for name, shape in bart.PRESETS.items()}
+    counts = {
+        name: sum(p.numel() for p in build_on_meta(bart.make_spec(shape)).parameters())
+        for name, shape in bart.PRESETS.items()
+    }
     assert counts == {"base": 139_420_416, "large": 406_291_456}

@@ -119,7 +119,7 @@ def test_multiple_choice_scores_each_choice(tmp_path: Path) -> None:
 def test_the_body_and_its_pooler_equal_theirs(tmp_path: Path) -> None:
     both = Both(randomised(transformers.BertModel(transformers.BertConfig(**ODD))), tmp_path / "theirs")
     found, source = both.their_output(), both.source()
-    hidden = both.ours.model.encode(source).hidden.values
+    hidden = both.ours.model.hidden_states(source).hidden.values
     assert float((hidden - found.last_hidden_state[source.layout.valid_mask()]).abs().max()) <= 1e-4
     assert float((both.ours.model(source) - found.pooler_output).abs().max()) <= 1e-4
     check_own_round_trip(both, tmp_path / "own")

@@ -91,13 +91,18 @@ def test_all_four_beams_equal_theirs_in_their_order(family: str, limit: int, pen
     both, batch = made(family), prompts(family)
     options = {"num_beams": 4, "num_return_sequences": 4, "length_penalty": penalty, "max_new_tokens": limit}
     found = their_output(both, batch, **options)
-    ours = generate(both.ours.model, batch, GenerationConfig(num_beams=4, n_best=4, length_penalty=penalty, max_new_tokens=limit))
+    ours = generate(
+        both.ours.model, batch, GenerationConfig(num_beams=4, n_best=4, length_penalty=penalty, max_new_tokens=limit)
+    )
     flat = [hypothesis for rows in ours for hypothesis in rows]
     assert [hypothesis.tokens for hypothesis in flat] == new_tokens(found, batch)
     assert [rank(h, penalty) for h in flat] == pytest.approx(found.sequences_scores.tolist(), abs=1e-4)
 
 
-@pytest.mark.parametrize("how", [GenerationConfig(max_new_tokens=max(LIMITS)), GenerationConfig(num_beams=4, n_best=4, max_new_tokens=max(LIMITS))])
+@pytest.mark.parametrize(
+    "how",
+    [GenerationConfig(max_new_tokens=max(LIMITS)), GenerationConfig(num_beams=4, n_best=4, max_new_tokens=max(LIMITS))],
+)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_some_end_and_others_are_cut_short(family: str, how: GenerationConfig) -> None:
     """Else the two tests above would compare less than they say."""
@@ -126,7 +131,9 @@ def test_a_token_that_is_never_written_leaves_its_share_to_the_others_as_theirs_
     found = their_output(both, batch, **options)
     model, before = both.ours.model, both.ours.model.spec
     model.spec = spec.replace(before, suppress_tokens=(often,))
-    flat = [h for rows in generate(model, batch, GenerationConfig(num_beams=4, n_best=4, max_new_tokens=10)) for h in rows]
+    flat = [
+        h for rows in generate(model, batch, GenerationConfig(num_beams=4, n_best=4, max_new_tokens=10)) for h in rows
+    ]
     model.spec = before
     assert [hypothesis.tokens for hypothesis in flat] == new_tokens(found, batch)
     assert [rank(h, 1.0) for h in flat] == pytest.approx(found.sequences_scores.tolist(), abs=1e-4)
@@ -144,7 +151,7 @@ def test_the_options_of_gpt2_s_scores_hold_in_cached_steps_too() -> None:
 def test_logits_of_cached_steps_equal_those_of_their_steps(family: str) -> None:
     both, batch = made(family), prompts(family)
     found = their_output(both, batch, max_new_tokens=6, output_logits=True, eos_token_id=VOCABULARY)  # never hit
-    logits, state = both.ours.model.prefill(batch, rows_per_prompt=1, max_new_tokens=6)
+    logits, state = both.ours.model.prefill(batch, rows_per_source=1, max_new_tokens=6)
     for step, theirs in enumerate(found.logits):
         assert float((logits - theirs).detach().abs().max()) <= 1e-4
         if step < 5:

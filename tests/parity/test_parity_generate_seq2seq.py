@@ -129,12 +129,19 @@ def test_greedy_tokens_equal_theirs(family: str, limit: int) -> None:
 def test_all_four_beams_equal_theirs_in_their_order(family: str, limit: int, penalty: float) -> None:
     options = {"num_beams": 4, "num_return_sequences": 4, "length_penalty": penalty, "max_new_tokens": limit}
     found = their_output(family, **options)
-    flat = ours(family, GenerationConfig(num_beams=4, n_best=4, length_penalty=penalty, max_new_tokens=limit, unfinished_beams="ranked"))
+    flat = ours(
+        family,
+        GenerationConfig(
+            num_beams=4, n_best=4, length_penalty=penalty, max_new_tokens=limit, unfinished_beams="ranked"
+        ),
+    )
     assert [h.tokens for h in flat] == new_tokens(found, made(family).ours.model.spec.eos_id)
     assert [rank(h, penalty) for h in flat] == pytest.approx(found.sequences_scores.tolist(), abs=1e-4)
 
 
-@pytest.mark.parametrize("how", [GenerationConfig(max_new_tokens=max(LIMITS)), GenerationConfig(num_beams=4, max_new_tokens=max(LIMITS))])
+@pytest.mark.parametrize(
+    "how", [GenerationConfig(max_new_tokens=max(LIMITS)), GenerationConfig(num_beams=4, max_new_tokens=max(LIMITS))]
+)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_ends_are_hit_and_outputs_differ(family: str, how: GenerationConfig) -> None:
     """Else the two tests above would compare less than they say."""
@@ -147,4 +154,7 @@ def test_ends_are_hit_and_outputs_differ(family: str, how: GenerationConfig) -> 
 def test_the_padding_token_of_marian_would_be_written_if_it_were_not_forbidden() -> None:
     allowed = their_output("marian", max_new_tokens=24, num_beams=4, bad_words_ids=None)
     assert (allowed.sequences[:, 1:-1] == 30).any()
-    assert not any(30 in hypothesis.tokens for hypothesis in ours("marian", GenerationConfig(num_beams=4, n_best=4, max_new_tokens=24)))
+    assert not any(
+        30 in hypothesis.tokens
+        for hypothesis in ours("marian", GenerationConfig(num_beams=4, n_best=4, max_new_tokens=24))
+    )

@@ -95,7 +95,9 @@ def test_the_body_equals_theirs_and_goes_out_and_in(tmp_path: Path, changes: dic
     both = make(tmp_path, changes, "Model")
     check_logits(both)
     check_own_round_trip(both, tmp_path / "own")
-    checkpoints.save(both.ours, tmp_path / "again", "huggingface")  # theirs writes its sinusoids too, ours leaves them out
+    checkpoints.save(
+        both.ours, tmp_path / "again", "huggingface"
+    )  # theirs writes its sinusoids too, ours leaves them out
     both.theirs, info = transformers.MarianModel.from_pretrained(tmp_path / "again", output_loading_info=True)
     assert {name.rpartition(".embed_positions")[1] for name in info["missing_keys"]} <= {".embed_positions"}
     assert not info["unexpected_keys"]

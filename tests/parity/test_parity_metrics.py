@@ -1,5 +1,4 @@
-"""Metrics against the libraries that the field reports with, on random inputs and at the edges: empty texts, no
-entities, one class only."""
+"""Metrics against reference libraries, on random inputs and edge cases: empty texts, no entities, a single class."""
 
 from __future__ import annotations
 
@@ -52,14 +51,14 @@ often = settings(deadline=None, max_examples=60)
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Any:
-    """The references warn where they divide by nothing."""
+    """The reference libraries warn about divisions by zero."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 def same_rates(ours: dict[str, float], theirs: Any) -> None:
-    """`theirs`: an average's name to precision, recall, F1 and support."""
+    """`theirs` maps the name of an average to precision, recall, F1 and support."""
     for average in AVERAGES:
         wanted = theirs(average)[:3]
         assert [ours[f"{rate}_{average}"] for rate in RATES] == pytest.approx([float(x) for x in wanted]), average
@@ -92,9 +91,9 @@ def test_labels_are_scored_as_by_scikit_learn(pairs: list[tuple[str, str]]) -> N
 
 @often
 @given(LABELS, st.sampled_from(["a", "b", "e"]))
-def test_the_f1_of_chosen_labels_equals_theirs(pairs: list[tuple[str, str]], one: str) -> None:
+def test_the_f1_of_chosen_labels_equals_theirs(pairs: list[tuple[str, str]], item: str) -> None:
     predicted, true = map(list, zip(*pairs, strict=True))
-    for chosen in ((one,), (one, "c")):
+    for chosen in ((item,), (item, "c")):
 
         def theirs(average: str, chosen: tuple[str, ...] = chosen) -> Any:
             return sklearn.metrics.precision_recall_fscore_support(
@@ -109,13 +108,17 @@ def test_the_f1_of_chosen_labels_equals_theirs(pairs: list[tuple[str, str]], one
 def test_sets_of_labels_are_scored_as_by_scikit_learn(pairs: list[tuple[frozenset[str], frozenset[str]]]) -> None:
     predicted, true = map(list, zip(*pairs, strict=True))
     binary = MultiLabelBinarizer(classes=list("abcde")).fit([])
-    there, said = binary.transform(true), binary.transform(predicted)
+    gold_matrix, predicted_matrix = binary.transform(true), binary.transform(predicted)
 
     def theirs(average: str) -> Any:
-        return sklearn.metrics.precision_recall_fscore_support(there, said, average=average, zero_division=0)
+        return sklearn.metrics.precision_recall_fscore_support(
+            gold_matrix, predicted_matrix, average=average, zero_division=0
+        )
 
     same_rates(F1(tuple("abcde"))(predicted, true), theirs)
-    assert Accuracy()(predicted, true)["accuracy"] == pytest.approx(sklearn.metrics.accuracy_score(there, said))
+    assert Accuracy()(predicted, true)["accuracy"] == pytest.approx(
+        sklearn.metrics.accuracy_score(gold_matrix, predicted_matrix)
+    )
 
 
 @often
@@ -150,7 +153,7 @@ BIOES = [*BIO, "E-PER", "S-PER", "E-LOC", "S-LOC"]
 
 
 def tagged(tags: list[str]) -> Any:
-    """Sentences with true and predicted tags, broken as random ones are; now and then without any entity."""
+    """Sentences with random gold and predicted tags, often invalid, sometimes without any entity."""
     tag = st.one_of(st.just("O"), st.sampled_from(tags))
     sentence = st.lists(st.tuples(tag, tag), min_size=1, max_size=8)
     return st.lists(sentence, min_size=1, max_size=4)
@@ -161,11 +164,11 @@ def split(sentences: list[list[tuple[str, str]]]) -> tuple[list[list[str]], list
 
 
 def same_entities(metric: EntityF1, predicted: list[list[str]], true: list[list[str]], theirs: Any) -> None:
-    found = metric(predicted, true)
+    result = metric(predicted, true)
     if not metric.labels:  # nothing to average: theirs is not a number
-        assert set(found.values()) == {0.0}
+        assert set(result.values()) == {0.0}
         return
-    same_rates(found, theirs)
+    same_rates(result, theirs)
     by_label = metric.per_class(metric.statistics(predicted, true))
     wanted = np.ravel(theirs(None)).tolist()
     assert [by_label[x][r] for r in (*RATES, "support") for x in metric.labels] == pytest.approx(wanted)
@@ -241,8 +244,8 @@ def test_sentence_scores_equal_sacrebleus(pairs: list[tuple[str, list[str]]]) ->
         (Chrf(), sacrebleu.CHRF()),
         (Ter(), sacrebleu.TER()),
     ):
-        found = [row[ours.name] for row in ours.per_example(ours.statistics(hypotheses, references))]
-        assert found == pytest.approx([theirs.sentence_score(h, r).score for h, r in pairs])
+        result = [row[ours.name] for row in ours.per_example(ours.statistics(hypotheses, references))]
+        assert result == pytest.approx([theirs.sentence_score(h, r).score for h, r in pairs])
 
 
 @often
@@ -267,11 +270,11 @@ def test_rouge_equals_rouge_score(pairs: list[tuple[str, list[str]]], stem: bool
     best = [scorer.score_multi(r, h) for h, r in zip(hypotheses, references, strict=True)]
     ours = Rouge(use_stemmer=stem)(hypotheses, references)
     for kind in kinds:
-        assert ours[kind] == pytest.approx(np.mean([one[kind].fmeasure for one in best]))
-        assert ours[f"{kind}_recall"] == pytest.approx(np.mean([one[kind].recall for one in best]))
+        assert ours[kind] == pytest.approx(np.mean([item[kind].fmeasure for item in best]))
+        assert ours[f"{kind}_recall"] == pytest.approx(np.mean([item[kind].recall for item in best]))
     each = [[scorer.score(t, h)["rougeL"] for t in r] for h, r in zip(hypotheses, references, strict=True)]
     mean = Rouge("mean", stem)(hypotheses, references)
-    assert mean["rougeL"] == pytest.approx(np.mean([np.mean([one.fmeasure for one in row]) for row in each]))
+    assert mean["rougeL"] == pytest.approx(np.mean([np.mean([item.fmeasure for item in row]) for row in each]))
 
 
 # ---- two systems ----------------------------------------------------------------------------------------------------
@@ -289,9 +292,9 @@ def test_two_systems_are_told_apart_as_by_sacrebleu(first: float, second: float)
     ours, other = noisy(references, first, draw), noisy(references, second, draw)
     metric = Bleu()
     lists = [[reference] for reference in references]
-    found = compare(metric, metric.statistics(ours, lists), metric.statistics(other, lists), seed=5)["bleu"]
+    result = compare(metric, metric.statistics(ours, lists), metric.statistics(other, lists), seed=5)["bleu"]
     systems = [("first", ours), ("second", other)]
     test = PairedTest(systems, {"BLEU": sacrebleu.BLEU(references=[references])}, None, test_type="ar", n_samples=1000)
     theirs = test()[1]["BLEU"][1]
-    assert found.p_randomization == pytest.approx(theirs.p_value, abs=0.05)  # both drew a thousand swaps
-    assert (found.p_randomization < 0.05) == (first != second)
+    assert result.p_randomization == pytest.approx(theirs.p_value, abs=0.05)  # both drew a thousand swaps
+    assert (result.p_randomization < 0.05) == (first != second)

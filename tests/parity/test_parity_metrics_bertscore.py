@@ -46,20 +46,22 @@ def ours(folder: Path) -> qkv.ModelBundle:
 
 @pytest.fixture(scope="module")
 def pairs() -> list[tuple[str, list[str]]]:
-    """Sentences, what became of them, empty ones; one reference or two."""
+    """Sentences with their variants, empty ones among them, and one or two references each."""
     draw = random.Random(9)
     made: list[tuple[str, list[str]]] = [("", ["a b"]), ("the cat", [""]), ("", [""]), ("same .", ["same .", "other"])]
     made.append(("zebras never sang with the cat", ["a b the cat"]))  # words that no reference holds
     for _ in range(40):
         sentence = [draw.choice(WORDS) for _ in range(draw.randint(1, 25))]
-        kept = [w for w in sentence if draw.random() < 0.7]
-        made.append((" ".join(kept), [" ".join(sentence), " ".join(draw.choices(WORDS, k=4))][: draw.randint(1, 2)]))
+        selected = [w for w in sentence if draw.random() < 0.7]
+        made.append(
+            (" ".join(selected), [" ".join(sentence), " ".join(draw.choices(WORDS, k=4))][: draw.randint(1, 2)])
+        )
     return made
 
 
 @pytest.fixture(autouse=True)
 def _as_in_transformers_4(monkeypatch: pytest.MonkeyPatch) -> None:
-    """bert-score frames an empty text with a method that transformers 5 has dropped."""
+    """Restore a method that transformers 5 removed and that bert-score calls for empty texts."""
     base = transformers.PreTrainedTokenizerBase
     monkeypatch.setattr(base, "build_inputs_with_special_tokens", lambda self, _: self.encode(""), raising=False)
 

@@ -50,8 +50,7 @@ def test_sentence_vectors_equal_theirs(ours: qkv.ModelBundle, theirs: Any, sente
     vectors = torch.stack(qkv.embed(ours, sentences))
     assert float((vectors - mean).abs().max()) <= 1e-5
     assert (
-        float((torch.stack(qkv.embed(ours, sentences, pool="cls")) - found.last_hidden_state[:, 0]).abs().max())
-        <= 1e-5
+        float((torch.stack(qkv.embed(ours, sentences, pool="cls")) - found.last_hidden_state[:, 0]).abs().max()) <= 1e-5
     )
 
 

@@ -12,11 +12,10 @@ import transformers
 from both import Both, check_gradients, randomised
 from torch import Tensor
 
-from qkv.data.noise.noising import MLMConfig
-from qkv.data.noise.span_corruption import SpanCorruptionConfig
+from qkv.data.noise.config import MLMConfig, SpanCorruptionConfig
 from qkv.data.rng import CounterRNG, PackedChunks
 from qkv.nn import Ragged
-from qkv.objectives import clm, denoising, mlm, span_corruption
+from qkv.objectives import clm, denoising, mlm, reconstruction, span_corruption
 from qkv.objectives.loss import combine_losses
 from qkv.tokenization.vocab_tables import VocabTables
 
@@ -98,9 +97,11 @@ def test_the_loss_of_restoring_is_theirs(tmp_path: Path, name: str) -> None:
     both = make(tmp_path, f"{name}ForConditionalGeneration", config)
     spec = both.ours.model.spec
     if name == "T5":
-        batch = span_corruption.make_inputs(text(), marks(), CHANCE, SpanCorruptionConfig(noise_density=0.3, mean_noise_span_length=2), model=spec)
+        batch = span_corruption.make_inputs(
+            text(), marks(), CHANCE, SpanCorruptionConfig(noise_density=0.3, mean_noise_span_length=2), model=spec
+        )
     else:
         batch = denoising.make_inputs(text(), marks(), CHANCE, model=spec)
     labels = batch.target.with_values(batch.labels).to_padded(IGNORED).long()  # they open the target themselves
     theirs = both.theirs(**padded(batch.source), labels=labels).loss
-    check(both, combine_losses([(denoising.loss(both.ours.model, batch),)]), theirs)
+    check(both, combine_losses([(reconstruction.loss(both.ours.model, batch),)]), theirs)

@@ -29,4 +29,6 @@ def test_the_loss_of_a_pair_equals_theirs_for_the_tokenised_source_and_labels(tm
         labels = torch.tensor([framed(bundle.target_tokenizer, target)])
         with torch.no_grad():
             right = float(theirs(given, labels=labels).loss)
-        assert reference_loss(bundle, [SourceWithReferences(source, (target,), "here")]) == pytest.approx(right, rel=1e-4)
+        assert reference_loss(bundle, [SourceWithReferences(source, (target,), "here")]) == pytest.approx(
+            right, rel=1e-4
+        )

@@ -22,7 +22,9 @@ def ragged(width: int) -> Ragged:
 
 def encoders(cell: str, layers: int, bidirectional: bool) -> tuple[nn.RNNBase, RecurrentEncoder]:
     theirs = CELLS[cell](7, 5, layers, bidirectional=bidirectional, batch_first=True)
-    ours = RecurrentEncoder(spec.RecurrentEncoder(d_model=7, hidden_size=5, cell=cell, layers=layers, bidirectional=bidirectional))
+    ours = RecurrentEncoder(
+        spec.RecurrentEncoder(d_model=7, hidden_size=5, cell=cell, layers=layers, bidirectional=bidirectional)
+    )
     with torch.no_grad():
         for their, our in pairs(theirs, ours):
             our.copy_(their)

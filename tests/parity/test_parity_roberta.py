@@ -120,7 +120,7 @@ def test_multiple_choice_scores_each_choice(tmp_path: Path) -> None:
 def test_the_body_and_its_pooler_equal_theirs(tmp_path: Path) -> None:
     both = make(tmp_path, "Model", {})
     found, source = both.their_output(), both.source()
-    hidden = both.ours.model.encode(source).hidden.values
+    hidden = both.ours.model.hidden_states(source).hidden.values
     assert float((hidden - found.last_hidden_state[source.layout.valid_mask()]).detach().abs().max()) <= NEAR
     assert float((both.ours.model(source) - found.pooler_output).detach().abs().max()) <= NEAR
     check_own_round_trip(both, tmp_path / "own")
@@ -163,7 +163,9 @@ def test_a_size_has_the_published_models_parameters(size: str, parameters: int) 
 
 def test_every_default_is_theirs() -> None:
     """A config.json may leave out whatever is at its default."""
-    written, _ = hf_config_from_spec(roberta, spec_from_hf_config(roberta, {}, "config.json", "masked_lm", ("no", "yes")))
+    written, _ = hf_config_from_spec(
+        roberta, spec_from_hf_config(roberta, {}, "config.json", "masked_lm", ("no", "yes"))
+    )
     theirs = transformers.RobertaConfig().to_dict()
     for key in written.keys() - {"architectures", "dtype", "position_embedding_type"}:
         assert written[key] == theirs[key], key

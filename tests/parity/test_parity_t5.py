@@ -204,7 +204,10 @@ def test_a_gate_by_the_exact_gelu_is_not_written_as_theirs(tmp_path: Path) -> No
 
 
 def test_sizes_are_those_of_the_checkpoints() -> None:
-    counts = {name: sum(p.numel() for p in build_on_meta(t5.make_spec(shape)).parameters()) for name, shape in t5.PRESETS.items()}
+    counts = {
+        name: sum(p.numel() for p in build_on_meta(t5.make_spec(shape)).parameters())
+        for name, shape in t5.PRESETS.items()
+    }
     assert counts == {
         "small": 60_506_624,
         "base": 222_903_552,

@@ -169,7 +169,9 @@ class Both:
 
 def read(name: str, folder: Path) -> tuple[Tokenizer, Tokenizer]:
     """As a model of the family would be loaded with it."""
-    found = load_tokenizers(folder, families.get_family(name.split("-")[0]).TOKENIZER_TEMPLATE, families.tokenizer_templates())
+    found = load_tokenizers(
+        folder, families.get_family(name.split("-")[0]).TOKENIZER_TEMPLATE, families.tokenizer_templates()
+    )
     assert found is not None
     return found
 
@@ -273,7 +275,9 @@ def test_a_folder_whose_family_nobody_names_is_read_alike(both: Both) -> None:
     assert (found[0].special_ids, found[0].vocab_size) == (both.source.special_ids, both.source.vocab_size)
     for text in (*TEXTS, MARKED[both.kind]):
         assert found[0].encode_plus(text, "the") == both.source.encode_plus(text, "the")
-        assert found[0].encode_plus(text, parse_special_tokens=True) == both.source.encode_plus(text, parse_special_tokens=True)
+        assert found[0].encode_plus(text, parse_special_tokens=True) == both.source.encode_plus(
+            text, parse_special_tokens=True
+        )
 
 
 def test_what_is_written_is_what_transformers_reads(both: Both, tmp_path: Path) -> None:
@@ -294,10 +298,16 @@ def test_what_is_written_is_what_transformers_reads(both: Both, tmp_path: Path) 
 def test_saved_and_pickled_tokenisers_are_the_same(both: Both, tmp_path: Path) -> None:
     both.source.save(tmp_path / "one.json")
     for copy in (Tokenizer.load(tmp_path / "one.json"), pickle.loads(pickle.dumps(both.source))):
-        assert (copy.special_ids, copy.files, copy.vocab_size) == (both.source.special_ids, both.source.files, both.source.vocab_size)
+        assert (copy.special_ids, copy.files, copy.vocab_size) == (
+            both.source.special_ids,
+            both.source.files,
+            both.source.vocab_size,
+        )
         for text in (*TEXTS, MARKED[both.kind]):
             assert copy.encode_plus(text, "the") == both.source.encode_plus(text, "the")
-            assert copy.encode_plus(text, parse_special_tokens=True) == both.source.encode_plus(text, parse_special_tokens=True)
+            assert copy.encode_plus(text, parse_special_tokens=True) == both.source.encode_plus(
+                text, parse_special_tokens=True
+            )
         assert copy.decode(copy.encode("the cat")) == both.source.decode(both.source.encode("the cat"))
 
 

@@ -14,7 +14,9 @@ from qkv.tokenization.tokenizer import Tokenizer, train_tokenizer
 
 @pytest.mark.parametrize("kind", ["character", "whitespace", "bpe", "byte_bpe", "wordpiece", "word_bpe", "unigram"])
 def test_a_tokeniser_of_ours_gives_its_ids_in_transformers(kind: str, tmp_path: Path) -> None:
-    ours = train_tokenizer(kind, [*TEXTS, *corpus(WORDS)], vocab_size=None if kind in ("character", "whitespace") else 400)
+    ours = train_tokenizer(
+        kind, [*TEXTS, *corpus(WORDS)], vocab_size=None if kind in ("character", "whitespace") else 400
+    )
     save_tokenizers(tmp_path, ours, ours)
     theirs = reference(tmp_path)
     spelled = [] if kind == "unigram" else ["<s> the </s> <pad> <unk>"]  # there transformers reads them as special
@@ -87,4 +89,6 @@ def test_a_tokeniser_trained_for_a_family_comes_back_from_both_forms(
         assert (copy.special_ids, copy.vocab_size) == (ours.special_ids, ours.vocab_size)
         for text in (*TEXTS, MARKED[name]):
             assert copy.encode_plus(text, "the") == ours.encode_plus(text, "the")
-            assert copy.encode_plus(text, parse_special_tokens=True) == ours.encode_plus(text, parse_special_tokens=True)
+            assert copy.encode_plus(text, parse_special_tokens=True) == ours.encode_plus(
+                text, parse_special_tokens=True
+            )

@@ -26,7 +26,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from qkv import checkpoints
-from qkv.checkpoints.model_folder import unique_state_dict
+from qkv.checkpoints.state import unique_state_dict
 from qkv.data.image_processor import PREPROCESSOR
 from qkv.errors import InputError
 from qkv.families import vit
@@ -125,7 +125,7 @@ def test_the_pooler_equals_theirs(tmp_path: Path) -> None:
     check_logits(both)
     check_gradients(both)
     with torch.no_grad():
-        ours, theirs = both.ours.model.encode(both.images()).hidden.values, both.their_output().last_hidden_state
+        ours, theirs = both.ours.model.hidden_states(both.images()).hidden.values, both.their_output().last_hidden_state
     assert float((ours - theirs.flatten(0, 1)).abs().max()) <= NEAR
     check_own_round_trip(both, tmp_path / "own")
     check_round_trip(both, tmp_path / "again")
@@ -205,12 +205,12 @@ def test_two_equal_sides_are_one_number(tmp_path: Path) -> None:
         ({"image_size": [15, 20]}, r"image_size is \[15, 20\]; .* square"),
         ({"patch_size": [5, 3]}, r"patch_size is \[5, 3\]; .* square"),
         ({"image_size": "15"}, "image_size cannot be '15'"),
-        ({"patch_size": 4}, "15 pixels a side does not divide into patches of 4"),
+        ({"patch_size": 4}, "sides of 15 pixels does not divide into patches of 4"),
         ({"pooler_output_size": 7}, "pooler_output_size is 7"),
         ({"pooler_act": "relu"}, "pooler_act is 'relu'"),
         ({"hidden_act": "mish"}, "hidden_act 'mish' is unknown"),
         ({"architectures": ["ViTForMaskedImageModeling"]}, "'ViTForMaskedImageModeling'"),
-        ({"num_channels": 1}, r"'source_embedding.projection.weight' is \[35, 3, 5, 5\] there"),
+        ({"num_channels": 1}, r"'source_embedding.projection.weight' has shape \[35, 3, 5, 5\]"),
     ],
 )
 def test_what_we_do_not_have_is_refused_by_name(changes: dict[str, Any], said: str, tmp_path: Path) -> None:

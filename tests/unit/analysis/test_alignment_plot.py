@@ -160,8 +160,8 @@ def test_weights_of_any_kind_are_taken(tmp_path: Path, figures: Figures) -> None
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"path": "a.jpeg"}, r"a\.jpeg: a picture is written as \.png, \.svg, \.pdf, not as '\.jpeg'"),
-        ({"path": "a"}, "a picture is written as"),
+        ({"path": "a.jpeg"}, r"a\.jpeg: a plot is saved as \.png, \.svg, \.pdf, not as '\.jpeg'"),
+        ({"path": "a"}, "a plot is saved as"),
         ({"path": "none/a.png"}, "there is no folder"),
         ({"target": PHONES[1:]}, "weights are for 8 output and 9 input tokens, labels for 7 and 9"),
         ({"weights": torch.rand(2, 2, 8, 9)}, r"shape \[2, 2, 8, 9\]"),

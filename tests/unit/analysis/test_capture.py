@@ -44,7 +44,9 @@ def test_rows_sum_to_one_and_maps_are_cropped_in_batch_order(name: str, shape: d
     assert maps
     for layer, sequences in maps.items():
         queries = SOURCES if layer.startswith("encoder") else TARGETS
-        keys = TARGETS if layer.startswith("decoder") and name != "rnn" and layer.endswith("self_attention") else SOURCES
+        keys = (
+            TARGETS if layer.startswith("decoder") and name != "rnn" and layer.endswith("self_attention") else SOURCES
+        )
         assert [tuple(s.shape) for s in sequences] == [
             (shape["heads"], n, m) for n, m in zip(queries, keys, strict=True)
         ]
@@ -155,11 +157,18 @@ def test_clear_forgets() -> None:
 
 def test_names_are_those_of_the_parts() -> None:
     blocks = [f"decoder.{i}.{part}" for i in range(2) for part in ("self_attention", "cross_attention")]
-    assert list(named_attentions(make("transformer", TRANSFORMER))) == ["encoder.0.self_attention", "encoder.1.self_attention", *blocks]
+    assert list(named_attentions(make("transformer", TRANSFORMER))) == [
+        "encoder.0.self_attention",
+        "encoder.1.self_attention",
+        *blocks,
+    ]
     assert list(named_attentions(make("rnn", RNN))) == ["decoder.attention"]
 
 
-@pytest.mark.parametrize("layers", ["decoder.*.cross_attention", ["decoder.0.cross_attention", "decoder.1.cross_attention"], ("*.cross_attention",)])
+@pytest.mark.parametrize(
+    "layers",
+    ["decoder.*.cross_attention", ["decoder.0.cross_attention", "decoder.1.cross_attention"], ("*.cross_attention",)],
+)
 def test_only_the_layers_that_are_asked_for_are_watched(layers: Any) -> None:
     model = make("transformer", TRANSFORMER)
     with capture_attention(model, layers=layers) as maps:

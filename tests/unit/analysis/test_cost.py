@@ -40,7 +40,9 @@ MODELS = [("transformer", shape) for shape in TRANSFORMERS] + [("rnn", shape) fo
 def make(name: str, shape: dict[str, Any], vocabulary: int = 50) -> spec.Model:
     f = get_family(name)
     first = next(iter(f.PRESETS.values()))
-    made: spec.Model = f.make_spec(dataclasses.replace(first, **shape), source_vocab_size=vocabulary, target_vocab_size=vocabulary)
+    made: spec.Model = f.make_spec(
+        dataclasses.replace(first, **shape), source_vocab_size=vocabulary, target_vocab_size=vocabulary
+    )
     return made
 
 
@@ -156,7 +158,9 @@ def test_a_cached_decoder_needs_half_of_the_scores_that_are_counted() -> None:
 
 def test_what_is_tied_is_counted_once() -> None:
     own = cost(make("transformer", TRANSFORMER), source_length=M, target_length=N).parameters
-    shared = cost(make("transformer", TRANSFORMER | {"share_embeddings": True}), source_length=M, target_length=N).parameters
+    shared = cost(
+        make("transformer", TRANSFORMER | {"share_embeddings": True}), source_length=M, target_length=N
+    ).parameters
     assert own["source embedding"] == own["target embedding"] == shared["source embedding"] == 50 * 32
     assert own["head"] == shared["head"] == shared["target embedding"] == 0
 
@@ -164,7 +168,9 @@ def test_what_is_tied_is_counted_once() -> None:
 def test_the_papers_base_model_has_65_million_parameters() -> None:
     """Table 3 of Vaswani et al. 2017, with the joint vocabulary of about 37,000."""
     f = get_family("transformer")
-    s = f.make_spec(dataclasses.replace(f.PRESETS["base"], share_embeddings=True), source_vocab_size=37000, target_vocab_size=37000)
+    s = f.make_spec(
+        dataclasses.replace(f.PRESETS["base"], share_embeddings=True), source_vocab_size=37000, target_vocab_size=37000
+    )
     parameters = cost(s, source_length=M, target_length=N).parameters
     assert parameters["total"] == pytest.approx(65e6, rel=0.04)
     assert parameters["encoder feed-forward"] == 6 * (2 * 512 * 2048 + 512 + 2048)
@@ -178,8 +184,12 @@ def test_no_weights_are_made() -> None:
 @pytest.mark.parametrize(("cell", "gates"), [("lstm", 4), ("gru", 3)])
 def test_a_cell_costs_its_gates(cell: str, gates: int) -> None:
     c = cost(make("rnn", RNN | {"cell": cell}), source_length=M, target_length=N)
-    assert c.linear_flops["encoder recurrence"] == M * 2 * (2 * gates * 16 * (24 + 16))  # two directions of half the width
-    assert c.linear_flops["decoder recurrence"] == N * 2 * gates * 32 * (24 + 32 + 32)  # input and context, and the state
+    assert c.linear_flops["encoder recurrence"] == M * 2 * (
+        2 * gates * 16 * (24 + 16)
+    )  # two directions of half the width
+    assert c.linear_flops["decoder recurrence"] == N * 2 * gates * 32 * (
+        24 + 32 + 32
+    )  # input and context, and the state
 
 
 @pytest.mark.parametrize("pool", [None, "additive", "scaled_dot"])
@@ -198,7 +208,9 @@ def test_a_classifier_is_counted_too(pool: Any) -> None:
 def test_a_language_model_is_counted_too() -> None:
     s = make("transformer", TRANSFORMER)
     block = spec.replace(s.decoder.block, cross_attention=None)  # type: ignore[union-attr]
-    s = spec.Model(family="test", decoder=spec.replace(s.decoder, block=block), target_embedding=s.target_embedding, head=s.head)  # type: ignore[type-var]
+    s = spec.Model(
+        family="test", decoder=spec.replace(s.decoder, block=block), target_embedding=s.target_embedding, head=s.head
+    )  # type: ignore[type-var]
     c = cost(s, source_length=M, target_length=N)
     assert c.forward_flops == counted(nn.build(s), one_pair()[1])
     assert [a.formula for a in c.attentions] == ["4·N²·k"]
@@ -209,7 +221,9 @@ def test_training_is_three_forwards_and_a_run_its_tokens() -> None:
     s = make("transformer", TRANSFORMER)
     c = cost(s, source_length=M, target_length=N, batch_tokens=1000, steps=10)
     assert c.training_flops == 3 * c.forward_flops
-    assert c.total_training_flops == pytest.approx(10 * 100 * c.training_flops)  # a pair has 12 tokens, 10 of which a budget counts
+    assert c.total_training_flops == pytest.approx(
+        10 * 100 * c.training_flops
+    )  # a pair has 12 tokens, 10 of which a budget counts
     assert cost(s, source_length=M, target_length=N, steps=10).total_training_flops is None
     model: Any = nn.build(s)
     with capture_attention(model), FlopCounterMode(display=False) as counter:
@@ -288,9 +302,12 @@ def test_the_table_is_aligned_and_names_every_part(name: str, shape: dict[str, A
     c = cost(make(name, shape), source_length=M, target_length=N, batch_tokens=1000, steps=100)
     text = render_cost_table(c)
     lines = text.splitlines()
-    begin = next(i for i, line in enumerate(lines) if line.startswith("part "))
+    begin = next(i for i, line in enumerate(lines) if line.startswith("module "))
     parts = lines[begin : lines.index("", begin)]
     assert len({len(line) for line in parts}) == 1
-    assert all(part in text for part in [*c.parameters, *c.linear_flops, *c.attention_flops, *(a.formula for a in c.attentions)])
+    assert all(
+        part in text
+        for part in [*c.parameters, *c.linear_flops, *c.attention_flops, *(a.formula for a in c.attentions)]
+    )
     assert max(map(len, lines)) <= 120
     assert not text.endswith("\n")  # print adds it

@@ -1,4 +1,4 @@
-"""Attention written from the formulas, one query and one key at a time: slow, and hard to get wrong."""
+"""Reference attention from the formulas, one query and one key at a time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from qkv.nn.attention_score import AttentionScore
 
 
 def raw_score(score: AttentionScore, head: int, query: Tensor, key: Tensor) -> Tensor:
-    """g(k, q) of one head, as the slides print it."""
+    """Return g(k, q) of one head, as on the slides."""
     if score.kind == "dot":
         return torch.dot(key, query)
     if score.kind == "scaled_dot":
@@ -31,7 +31,7 @@ def one_sequence(score: AttentionScore, q: Tensor, k: Tensor, v: Tensor, causal:
     """[N, H, query], [M, H, key], [M, H, value] -> [N, H, value]"""
     rows = []
     for i in range(len(q)):
-        keys = range(i + 1) if causal else range(len(k))
+        keys = range(len(k) - len(q) + i + 1) if causal else range(len(k))  # queries are the last tokens of the keys
         for head in range(q.shape[1]):
             e = torch.stack([raw_score(score, head, q[i, head], k[j, head]) for j in keys])
             w = e.exp() / e.exp().sum()

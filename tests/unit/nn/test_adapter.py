@@ -11,9 +11,16 @@ from qkv.families import bert, gpt2, rnn, t5
 from qkv.nn import Ragged, build
 from qkv.nn.model import build_on_meta, is_head_or_lora, set_features_and_lora
 
-BERT = bert.make_spec(bert.Config(d_model=16, heads=2, layers=3, d_ff=24, max_length=16), source_vocab_size=30, head="sequence")
+BERT = bert.make_spec(
+    bert.Config(d_model=16, heads=2, layers=3, d_ff=24, max_length=16), source_vocab_size=30, head="sequence"
+)
 GPT2 = gpt2.make_spec(gpt2.Config(d_model=16, heads=2, layers=2, max_length=16), target_vocab_size=30, head="sequence")
-T5 = t5.make_spec(t5.Config(d_model=16, heads=2, d_kv=8, layers=2, d_ff=24, gated=True), source_vocab_size=30, target_vocab_size=30, head="sequence")
+T5 = t5.make_spec(
+    t5.Config(d_model=16, heads=2, d_kv=8, layers=2, d_ff=24, gated=True),
+    source_vocab_size=30,
+    target_vocab_size=30,
+    head="sequence",
+)
 # matrices of a size at which a layer's answer matters
 SPECS = {name: spec.replace(s, init_std=0.3) for name, s in (("bert", BERT), ("gpt2", GPT2), ("t5", T5))}
 EVERY = ("q", "k", "v", "o", "up", "down")
@@ -86,7 +93,9 @@ def test_a_frozen_body_with_adapters_trains_them_and_the_head_alone():
     for name, parameter in model.named_parameters():
         assert (parameter.grad is not None) == is_head_or_lora(name), name
     moved = {name for name, p in model.named_parameters() if p.grad is not None}
-    assert moved == {n for n, _ in model.named_parameters() if n.startswith("head.") or n.endswith((".lora_A", ".lora_B"))}
+    assert moved == {
+        n for n, _ in model.named_parameters() if n.startswith("head.") or n.endswith((".lora_A", ".lora_B"))
+    }
 
 
 def test_gradients_of_adapters_are_the_same_where_layers_are_worked_out_again():

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from qkv.nn import BatchLayout
-from qkv.nn.attention_score import AttentionScore
+from qkv.nn.attention_score import AttentionScore, build_score
 from qkv.nn.kernels import attend, select_kernel
 from qkv.nn.mask import Bidirectional, Causal
 from qkv.spec import Attention
@@ -46,7 +46,7 @@ class Case:
 
 def make(kind: str, heads: int, sizes: tuple[int, int], queries: list[int], keys: list[int], causal: bool) -> Case:
     size, value = sizes
-    score = AttentionScore(Attention(query_dim=heads * size, heads=heads, score_fn=kind)).double()
+    score = build_score(Attention(query_dim=heads * size, heads=heads, score_fn=kind)).double()
 
     def numbers(tokens: int, width: int) -> Tensor:
         return torch.randn(tokens, heads, width, dtype=torch.double, requires_grad=True)
@@ -232,15 +232,18 @@ def on_gpu(kind: torch.dtype, size: int = 16) -> Tensor:
     ],
 )
 def test_a_gpu_in_half_precision_takes_the_fused_kernel_that_can_do_it(asked: dict[str, object], kernel: str) -> None:
-    score, q = AttentionScore(Attention(query_dim=32, heads=2)), on_gpu(torch.bfloat16)
+    score, q = build_score(Attention(query_dim=32, heads=2)), on_gpu(torch.bfloat16)
     assert select_kernel(q, q, score=score, **({"dropout": 0.0, "return_weights": False} | asked)) == kernel
 
 
 def test_where_all_must_be_deterministic_no_kernel_that_adds_in_any_order_is_taken() -> None:
-    score, q = AttentionScore(Attention(query_dim=32, heads=2)), on_gpu(torch.bfloat16)
+    score, q = build_score(Attention(query_dim=32, heads=2)), on_gpu(torch.bfloat16)
     torch.use_deterministic_algorithms(True)
     try:
-        chosen = {select_kernel(q, q, score=score, dropout=0.0, return_weights=False, uniform_length=even) for even in (False, True)}
+        chosen = {
+            select_kernel(q, q, score=score, dropout=0.0, return_weights=False, uniform_length=even)
+            for even in (False, True)
+        }
     finally:
         torch.use_deterministic_algorithms(False)
     assert chosen == {"padded"}
@@ -252,7 +255,7 @@ def test_where_all_must_be_deterministic_no_kernel_that_adds_in_any_order_is_tak
 @pytest.mark.parametrize("causal", [False, True])
 def test_one_call_for_sequences_of_one_length_agrees_with_the_explicit_path(causal: bool) -> None:
     queries = BatchLayout([64] * 3, "cuda")
-    score = AttentionScore(Attention(query_dim=2 * 16, heads=2)).cuda()
+    score = build_score(Attention(query_dim=2 * 16, heads=2)).cuda()
     q, k, v = (torch.randn(192, 2, 16, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     arguments = {"score": score, "mask": Causal() if causal else Bidirectional()}
     fused = attend(q, k, v, queries, queries, **arguments)
@@ -265,8 +268,10 @@ def test_one_call_for_sequences_of_one_length_agrees_with_the_explicit_path(caus
 def test_varlen_agrees_with_the_explicit_path(causal: bool) -> None:
     queries = BatchLayout([3, 17, 1, 64], "cuda")
     keys = queries if causal else BatchLayout([5, 2, 33, 64], "cuda")
-    score = AttentionScore(Attention(query_dim=2 * 16, heads=2)).cuda()
-    q, k, v = (torch.randn(n, 2, 16, device="cuda", dtype=torch.bfloat16) for n in (85, keys.num_tokens, keys.num_tokens))
+    score = build_score(Attention(query_dim=2 * 16, heads=2)).cuda()
+    q, k, v = (
+        torch.randn(n, 2, 16, device="cuda", dtype=torch.bfloat16) for n in (85, keys.num_tokens, keys.num_tokens)
+    )
     arguments = {"score": score, "mask": Causal() if causal else Bidirectional()}
     flash = attend(q, k, v, queries, keys, kernel="varlen", **arguments)
     exact = attend(q.float(), k.float(), v.float(), queries, keys, kernel="eager", **arguments)

@@ -39,14 +39,18 @@ def test_without_projection_states_serve_as_query_key_and_value(score: str) -> N
 def test_looking_row_by_row_equals_the_whole_forward(score: str) -> None:
     module = Attention(Spec(query_dim=6, kv_dim=5, heads=2, score_fn=score)).double()
     x, memory = ragged(6, 1, 1, 1), ragged(5, 3, 1, 4)
-    torch.testing.assert_close(module.attend_precomputed(x.values, module.precompute_kv(memory)), module(x, memory).values)
+    torch.testing.assert_close(
+        module.attend_precomputed(x.values, module.precompute_kv(memory)), module(x, memory).values
+    )
 
 
 @pytest.mark.parametrize("score", SCORES)
 def test_beams_of_a_sentence_look_at_that_sentence(score: str) -> None:
     module = Attention(Spec(query_dim=6, kv_dim=5, heads=2, score_fn=score)).double()
     x, memory = ragged(6, 2, 2, 2), ragged(5, 3, 1, 4)  # two beams for each of three sentences
-    torch.testing.assert_close(module.attend_precomputed(x.values, module.precompute_kv(memory)), module(x, memory).values)
+    torch.testing.assert_close(
+        module.attend_precomputed(x.values, module.precompute_kv(memory)), module(x, memory).values
+    )
 
 
 @pytest.mark.parametrize("score", SCORES)

@@ -22,7 +22,9 @@ MEMORY = Ragged.from_lengths(torch.randn(5, 6, generator=torch.Generator().manua
 def block_of(**fields: object) -> Block:
     attention = spec.Attention(query_dim=6, heads=2)
     feedforward = spec.FeedForward(d_model=6, d_ff=9)
-    block = Block(spec.Block(**{"self_attention": attention, "feedforward": feedforward, "cross_attention": attention} | fields))
+    block = Block(
+        spec.Block(**{"self_attention": attention, "feedforward": feedforward, "cross_attention": attention} | fields)
+    )
     for module in block.modules():
         if isinstance(module, nn.LayerNorm):  # gains of one and shifts of zero hide mistakes
             nn.init.normal_(module.weight)
@@ -139,7 +141,9 @@ def test_a_whole_block_compiled_once_serves_batches_of_any_lengths(monkeypatch: 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="whole blocks are compiled for a GPU's half precision; none")
 def test_a_compiled_block_that_looks_at_a_memory_has_the_plain_ones_output_and_gradients_on_a_gpu() -> None:
     attention = spec.Attention(query_dim=32, heads=2)
-    shape = spec.Block(self_attention=attention, cross_attention=attention, feedforward=spec.FeedForward(d_model=32, d_ff=64))
+    shape = spec.Block(
+        self_attention=attention, cross_attention=attention, feedforward=spec.FeedForward(d_model=32, d_ff=64)
+    )
     plain, compiled = Block(shape).cuda(), Block(shape).cuda()
     compiled.load_state_dict(plain.state_dict())
     compiled.compile_forward()
@@ -150,7 +154,8 @@ def test_a_compiled_block_that_looks_at_a_memory_has_the_plain_ones_output_and_g
         ([6, 3, 8, 2], [4] * 4),
     ):
         x, memory = (
-            Ragged.from_lengths(torch.randn(sum(n), 32, device="cuda").requires_grad_(), n) for n in (lengths, looked_at)
+            Ragged.from_lengths(torch.randn(sum(n), 32, device="cuda").requires_grad_(), n)
+            for n in (lengths, looked_at)
         )
         found = []
         for block in (plain, compiled):

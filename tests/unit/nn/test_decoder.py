@@ -18,10 +18,16 @@ SIZES = [4, 7, 1, 5]
 KINDS: dict[str, dict[str, Any]] = {
     "sinusoids": {},
     "learned positions": {"position": "learned"},
-    "distances": {"position": "none", "relative_position_bias": spec.RelativePositionBias(num_buckets=4, max_distance=6)},
+    "distances": {
+        "position": "none",
+        "relative_position_bias": spec.RelativePositionBias(num_buckets=4, max_distance=6),
+    },
     "scaled by depth": {"scale_attn_by_inverse_layer_idx": True, "score": "dot"},
     "bilinear": {"score": "bilinear"},
-    "additive": {"score": "additive", "relative_position_bias": spec.RelativePositionBias(num_buckets=4, max_distance=6)},
+    "additive": {
+        "score": "additive",
+        "relative_position_bias": spec.RelativePositionBias(num_buckets=4, max_distance=6),
+    },
     "mlp": {"score": "mlp"},
 }
 

@@ -44,7 +44,7 @@ def gradients(model, logits: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize("family", ["bert", "gpt2", "vit"])
 def test_logits_and_gradients_are_those_of_all_tokens(family: str) -> None:
     model, x = tiny(family), given(family)
-    whole, short = model.head(model.encode(x).hidden), model(x)
+    whole, short = model.head(model.hidden_states(x).hidden), model(x)
     torch.testing.assert_close(short, whole)
     for ours, wanted in zip(gradients(model, short), gradients(model, whole), strict=True):
         torch.testing.assert_close(ours, wanted, atol=1e-10, rtol=1e-7)
@@ -56,7 +56,7 @@ def test_the_last_feed_forward_sees_one_token_of_each_sequence(family: str) -> N
     for block in stack_of(model).blocks:
         block.feedforward.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
     logits = model(x)
-    tokens = model.encode(x).hidden.layout.num_tokens
+    tokens = model.hidden_states(x).hidden.layout.num_tokens
     assert rows[:2] == [tokens, len(logits)]
 
 

@@ -8,7 +8,9 @@ from qkv.families import get_family
 from qkv.nn import Decoder, Encoder, EncoderDecoder, Ragged, build
 
 transformer = get_family("transformer")
-BLOCK = spec.Block(self_attention=spec.Attention(query_dim=8, heads=2), feedforward=spec.FeedForward(d_model=8, d_ff=12))
+BLOCK = spec.Block(
+    self_attention=spec.Attention(query_dim=8, heads=2), feedforward=spec.FeedForward(d_model=8, d_ff=12)
+)
 EMBED = spec.Embedding(vocab_size=11, d_model=8)
 LM = spec.Head(kind="lm", d_model=8, num_outputs=11)
 IDS = Ragged.from_lengths(torch.arange(7), [3, 4])
@@ -20,7 +22,9 @@ def pair(**fields: object) -> spec.Model:
 
 
 def test_a_spec_with_an_encoder_alone_builds_an_encoder() -> None:
-    model = build(spec.Model(family="test", source_embedding=EMBED, encoder=spec.TransformerStack(block=BLOCK, num_layers=1)))
+    model = build(
+        spec.Model(family="test", source_embedding=EMBED, encoder=spec.TransformerStack(block=BLOCK, num_layers=1))
+    )
     assert isinstance(model, Encoder)
 
 
@@ -71,22 +75,39 @@ def test_a_model_without_a_language_model_head_does_not_write(head: spec.Head | 
 
 def test_two_heads_read_the_same_states() -> None:
     one, two = spec.Head(kind="token", d_model=8, num_outputs=4), spec.Head(kind="choice", d_model=8, num_outputs=1)
-    body = spec.Model(family="test", source_embedding=EMBED, encoder=spec.TransformerStack(block=BLOCK, num_layers=1), head=one, aux_head=two)
+    body = spec.Model(
+        family="test",
+        source_embedding=EMBED,
+        encoder=spec.TransformerStack(block=BLOCK, num_layers=1),
+        head=one,
+        aux_head=two,
+    )
     model = build(body)
     tokens, sequences = model.forward_with_aux_head(IDS)
     torch.testing.assert_close(tokens, model(IDS))
-    torch.testing.assert_close(sequences, model.aux_head(model.encode(IDS).hidden))
+    torch.testing.assert_close(sequences, model.aux_head(model.hidden_states(IDS).hidden))
 
 
 def test_a_head_beside_none_is_refused() -> None:
     two = spec.Head(kind="choice", d_model=8, num_outputs=1)
-    with pytest.raises(ValueError, match="beside none"):
-        build(spec.Model(family="test", source_embedding=EMBED, encoder=spec.TransformerStack(block=BLOCK, num_layers=1), aux_head=two))
+    with pytest.raises(ValueError, match="set head instead"):
+        build(
+            spec.Model(
+                family="test",
+                source_embedding=EMBED,
+                encoder=spec.TransformerStack(block=BLOCK, num_layers=1),
+                aux_head=two,
+            )
+        )
 
 
 def test_logits_at_chosen_tokens_are_those_of_all_tokens() -> None:
     head = spec.Head(kind="token", d_model=8, num_outputs=4, dense_activation="tanh")
-    model = build(spec.Model(family="test", source_embedding=EMBED, encoder=spec.TransformerStack(block=BLOCK, num_layers=1), head=head))
+    model = build(
+        spec.Model(
+            family="test", source_embedding=EMBED, encoder=spec.TransformerStack(block=BLOCK, num_layers=1), head=head
+        )
+    )
     chosen = torch.tensor([5, 0, 3])
     torch.testing.assert_close(model(IDS, positions=chosen), model(IDS)[chosen])
 
@@ -99,20 +120,30 @@ def test_before_its_last_layer_every_shell_gives_the_rows_that_this_reads() -> N
         head=LM,
         aux_head=spec.replace(LM, num_outputs=2),
     )
-    one = spec.Model(family="test", target_embedding=EMBED, decoder=spec.TransformerStack(block=BLOCK, num_layers=1, causal=True), head=LM)
+    one = spec.Model(
+        family="test",
+        target_embedding=EMBED,
+        decoder=spec.TransformerStack(block=BLOCK, num_layers=1, causal=True),
+        head=LM,
+    )
     at = torch.tensor([1, 5])
     for model, given in ((build(two), (IDS, None, at)), (build(one), (IDS, at)), (build(pair()), (IDS, IDS))):
         model.eval()
         assert torch.equal(model.head.compute_logits(model(*given, return_logits=False)), model(*given))
     model = build(two).eval()
-    (rows, beside), (logits, judged) = model.forward_with_aux_head(IDS, None, at, return_logits=False), model.forward_with_aux_head(IDS, None, at)
+    (rows, beside), (logits, judged) = (
+        model.forward_with_aux_head(IDS, None, at, return_logits=False),
+        model.forward_with_aux_head(IDS, None, at),
+    )
     assert torch.equal(model.head.compute_logits(rows), logits)
     assert torch.equal(beside, judged)
 
 
 def test_a_dot_score_between_states_of_unequal_width_is_refused() -> None:
     rnn = get_family("rnn")
-    model = rnn.make_spec(rnn.Config(d_model=4, hidden_size=6, attention="dot"), source_vocab_size=11, target_vocab_size=11)
+    model = rnn.make_spec(
+        rnn.Config(d_model=4, hidden_size=6, attention="dot"), source_vocab_size=11, target_vocab_size=11
+    )
     uneven = spec.replace(model.decoder, attention=spec.replace(model.decoder.attention, query_dim=7))
     with pytest.raises(ValueError, match="of one size"):
         build(spec.replace(model, decoder=uneven))
@@ -125,13 +156,19 @@ def test_a_spec_without_its_embedding_is_refused(missing: str) -> None:
 
 
 def test_an_encoder_without_a_head_gives_a_vector_for_each_token() -> None:
-    model = build(spec.Model(family="test", source_embedding=EMBED, encoder=spec.TransformerStack(block=BLOCK, num_layers=1)))
+    model = build(
+        spec.Model(family="test", source_embedding=EMBED, encoder=spec.TransformerStack(block=BLOCK, num_layers=1))
+    )
     assert model(IDS).shape == (7, 8)
 
 
 def test_an_encoder_with_a_sequence_head_gives_logits_for_each_sequence() -> None:
     head = spec.Head(kind="sequence", d_model=8, num_outputs=3)
-    model = build(spec.Model(family="test", source_embedding=EMBED, encoder=spec.TransformerStack(block=BLOCK, num_layers=1), head=head))
+    model = build(
+        spec.Model(
+            family="test", source_embedding=EMBED, encoder=spec.TransformerStack(block=BLOCK, num_layers=1), head=head
+        )
+    )
     assert model(IDS).shape == (2, 3)
 
 

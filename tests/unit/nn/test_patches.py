@@ -85,5 +85,5 @@ def test_bytes_and_tokens_are_refused() -> None:
 
 @pytest.mark.parametrize(("image", "patch"), [(7, 2), (2, 4), (6, 0), (0, 2)])
 def test_an_image_that_does_not_divide_into_patches_is_refused(image: int, patch: int) -> None:
-    with pytest.raises(InputError, match=f"{image} pixels a side does not divide into patches of {patch}"):
+    with pytest.raises(InputError, match=f"{image} pixels does not divide into patches of {patch}"):
         PatchEmbedding(spec.replace(SPEC, image_size=image, patch_size=patch))

@@ -124,5 +124,5 @@ def test_lengths_that_do_not_fit_a_padded_batch_are_refused(lengths):
 
 
 def test_lengths_that_do_not_add_up_to_the_tokens_are_refused():
-    with pytest.raises(InputError, match="cannot be cut"):
+    with pytest.raises(InputError, match="cannot be split"):
         Ragged.from_lengths(torch.zeros(4), [2, 3])

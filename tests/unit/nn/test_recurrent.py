@@ -25,7 +25,9 @@ def alone(module: RecurrentEncoder, sequence: Tensor) -> Tensor:
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("layers", [1, 2])
 def test_encoding_a_batch_equals_running_each_sequence_alone(cell: str, bidirectional: bool, layers: int) -> None:
-    module = RecurrentEncoder(spec.RecurrentEncoder(d_model=3, hidden_size=4, cell=cell, bidirectional=bidirectional, layers=layers))
+    module = RecurrentEncoder(
+        spec.RecurrentEncoder(d_model=3, hidden_size=4, cell=cell, bidirectional=bidirectional, layers=layers)
+    )
     x = Ragged.from_lengths(torch.randn(11, 3), [2, 5, 1, 3])
     torch.testing.assert_close(module(x).hidden.values, torch.cat([alone(module, s) for s in x.sequences()]))
 
@@ -86,7 +88,11 @@ def test_feeding_its_own_outputs_differs_from_teacher_forcing() -> None:
 
 def test_feeding_its_own_outputs_needs_a_recurrent_decoder() -> None:
     transformer = get_family("transformer")
-    model = build(transformer.make_spec(transformer.Config(d_model=8, heads=2, layers=1, d_ff=8), source_vocab_size=11, target_vocab_size=13))
+    model = build(
+        transformer.make_spec(
+            transformer.Config(d_model=8, heads=2, layers=1, d_ff=8), source_vocab_size=11, target_vocab_size=13
+        )
+    )
     with pytest.raises(ValueError, match="recurrent"):
         model(SOURCE, TARGET, scheduled_sampling=0.5)
 
@@ -121,7 +127,9 @@ def test_the_query_is_the_top_layers_state() -> None:
     state = model.init_state(model.encode(SOURCE), num_rows=3, max_length=2)
     model.step(torch.tensor([2, 2, 2]), state)
     asked = []
-    model.decoder.attention.attend_precomputed = lambda query, *_: asked.append(query) or torch.zeros(3, 8, dtype=torch.double)
+    model.decoder.attention.attend_precomputed = lambda query, *_: (
+        asked.append(query) or torch.zeros(3, 8, dtype=torch.double)
+    )
     top = state.layer_states.layers[-1][0]
     model.step(torch.tensor([4, 4, 4]), state)
     assert torch.equal(asked[0], top)

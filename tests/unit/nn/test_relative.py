@@ -11,7 +11,7 @@ from torch import Tensor
 from qkv import spec
 from qkv.errors import InputError
 from qkv.nn import BatchLayout, Decoder, Ragged, build
-from qkv.nn.attention_score import AttentionScore
+from qkv.nn.attention_score import build_score
 from qkv.nn.kernels import attend
 from qkv.nn.mask import Bidirectional, Causal
 from qkv.nn.position import RelativePositionBias
@@ -40,7 +40,9 @@ def naive_bucket(distance: int, buckets: int, furthest: int, causal: bool) -> in
 @pytest.mark.parametrize(("buckets", "furthest"), SIZES)
 @pytest.mark.parametrize("causal", [True, False])
 def test_a_bucket_is_what_the_paper_says_written_out(buckets: int, furthest: int, causal: bool) -> None:
-    relative = RelativePositionBias(spec.RelativePositionBias(num_buckets=buckets, max_distance=furthest), heads=1, causal=causal)
+    relative = RelativePositionBias(
+        spec.RelativePositionBias(num_buckets=buckets, max_distance=furthest), heads=1, causal=causal
+    )
     distances = torch.arange(-3 * furthest, 3 * furthest + 1)
     naive = [naive_bucket(d, buckets, furthest, causal) for d in distances.tolist()]
     assert relative.compute_bucket(distances[None])[0].tolist() == naive
@@ -57,14 +59,16 @@ def test_every_bucket_is_used_and_far_ones_hold_more() -> None:
 @pytest.mark.parametrize(("buckets", "furthest"), [(32, 16), (2, 128), (3, 128)])
 def test_buckets_that_cannot_be_filled_are_refused(buckets: int, furthest: int) -> None:
     with pytest.raises(InputError, match=f"{buckets} buckets"):
-        RelativePositionBias(spec.RelativePositionBias(num_buckets=buckets, max_distance=furthest), 1, causal=furthest == 16)
+        RelativePositionBias(
+            spec.RelativePositionBias(num_buckets=buckets, max_distance=furthest), 1, causal=furthest == 16
+        )
 
 
-def test_a_key_of_another_sequence_has_no_distance() -> None:
-    score, layouts = AttentionScore(spec.Attention(query_dim=4, score_fn="dot")), (BatchLayout([2]), BatchLayout([2]))
+def test_a_position_bias_needs_as_many_keys_as_queries() -> None:
+    score, layouts = build_score(spec.Attention(query_dim=4, score_fn="dot")), (BatchLayout([2]), BatchLayout([1]))
     x = torch.randn(2, 1, 4)
-    with pytest.raises(InputError, match="cross-attention"):
-        attend(x, x, x, *layouts, score=score, mask=Bidirectional(), bias=lambda n, m: torch.zeros(1, n, m))
+    with pytest.raises(InputError, match="at least as many keys as queries"):
+        attend(x, x[:1], x[:1], *layouts, score=score, mask=Bidirectional(), bias=lambda n, m, *_: torch.zeros(1, n, m))
 
 
 class Case:
@@ -72,13 +76,15 @@ class Case:
 
     def __init__(self, lengths: list[int], causal: bool, heads: int = 3, size: int = 4):
         self.lengths, self.causal = lengths, causal
-        self.score = AttentionScore(spec.Attention(query_dim=heads * size, heads=heads, score_fn="dot"))
+        self.score = build_score(spec.Attention(query_dim=heads * size, heads=heads, score_fn="dot"))
         self.q, self.k, self.v = (torch.randn(sum(lengths), heads, size).double().requires_grad_() for _ in range(3))
-        self.relative = RelativePositionBias(spec.RelativePositionBias(num_buckets=8, max_distance=20), heads, causal).double()
+        self.relative = RelativePositionBias(
+            spec.RelativePositionBias(num_buckets=8, max_distance=20), heads, causal
+        ).double()
         torch.nn.init.normal_(self.relative.weight)
 
-    def bias(self, queries: int, keys: int) -> Tensor:
-        return self.relative(torch.arange(queries), torch.arange(keys))
+    def bias(self, num_queries: int, num_keys: int, offset: int = 0, queries: Tensor | None = None) -> Tensor:  # noqa: ARG002
+        return self.relative(torch.arange(num_queries) + offset, torch.arange(num_keys))
 
     def ours(self, kernel: str | None) -> Tensor:
         layout, mask = BatchLayout(self.lengths), Causal() if self.causal else Bidirectional()
@@ -126,7 +132,12 @@ def stack(causal: bool = True) -> spec.TransformerStack:
         norm=spec.Norm(kind="rms"),
         norm_first=True,
     )
-    return spec.TransformerStack(block=block, num_layers=2, causal=causal, relative_position_bias=spec.RelativePositionBias(num_buckets=8, max_distance=20))
+    return spec.TransformerStack(
+        block=block,
+        num_layers=2,
+        causal=causal,
+        relative_position_bias=spec.RelativePositionBias(num_buckets=8, max_distance=20),
+    )
 
 
 def drawn(module: torch.nn.Module) -> torch.nn.Module:
@@ -156,7 +167,7 @@ def test_steps_after_prompts_of_any_length_equal_the_full_forward() -> None:
     model = drawn(build(spec.Model(family="test", target_embedding=embed, decoder=stack(), head=head)))
     assert isinstance(model, Decoder)
     prompts, more = [[3, 1, 4], [1, 5, 9, 2, 6, 5], [3]], [[5, 8], [9, 7], [9, 3]]
-    logits, state = model.prefill(Ragged.pack([torch.tensor(p) for p in prompts]), rows_per_prompt=1, max_new_tokens=2)
+    logits, state = model.prefill(Ragged.pack([torch.tensor(p) for p in prompts]), rows_per_source=1, max_new_tokens=2)
     found = [logits]
     for tokens in torch.tensor(more).T:
         logits, state = model.step(tokens, state)
@@ -172,7 +183,9 @@ def test_an_unscaled_dot_product_begins_as_small_as_the_scaled_one() -> None:
         attention = spec.Attention(query_dim=256, heads=4, score_fn=score, bias=False)
         block = spec.replace(stack().block, self_attention=attention, feedforward=spec.FeedForward(d_model=256, d_ff=8))
         embed = spec.Embedding(vocab_size=9, d_model=256, position="none")
-        model = build(spec.Model(family="test", source_embedding=embed, encoder=spec.TransformerStack(block=block, num_layers=1)))
+        model = build(
+            spec.Model(family="test", source_embedding=embed, encoder=spec.TransformerStack(block=block, num_layers=1))
+        )
         made = model.encoder.blocks[0].self_attention
         q, k = (
             layer(torch.randn(50, 256)).view(50, 4, 64).transpose(0, 1) for layer in (made.q, made.k)

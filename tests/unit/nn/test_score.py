@@ -4,7 +4,7 @@ import pytest
 import torch
 from naive import raw_score
 
-from qkv.nn.attention_score import AttentionScore
+from qkv.nn.attention_score import AttentionScore, build_score
 from qkv.spec import Attention
 
 KINDS = ["dot", "scaled_dot", "bilinear", "additive", "mlp"]
@@ -12,9 +12,14 @@ KINDS = ["dot", "scaled_dot", "bilinear", "additive", "mlp"]
 
 def score_of(kind: str, heads: int, query: int, key: int, hidden: int | None = None) -> AttentionScore:
     spec = Attention(
-        query_dim=heads * query, kv_dim=heads * key, heads=heads, score_fn=kind, score_hidden_dim=hidden, use_projections=False
+        query_dim=heads * query,
+        kv_dim=heads * key,
+        heads=heads,
+        score_fn=kind,
+        score_hidden_dim=hidden,
+        use_projections=False,
     )
-    score = AttentionScore(spec).double()
+    score = build_score(spec).double()
     for parameter in score.parameters():  # biases start at zero, and a zero hides mistakes
         torch.nn.init.normal_(parameter)
     return score

@@ -14,14 +14,17 @@ from qkv import spec
 from qkv.checkpoints import ModelBundle, load, save
 from qkv.families import get_family
 from qkv.nn import build
-from qkv.nn.model import build_on_meta, init_weights
+from qkv.nn.init import init_weights
+from qkv.nn.model import build_on_meta
 
 WRITING = ("self_attention.o.weight", "cross_attention.o.weight", "feedforward.down.weight")
 
 
 def gpt2(**fields: Any) -> spec.Model:
     module = get_family("gpt2")
-    made: spec.Model = module.make_spec(module.Config(d_model=96, heads=2, layers=8, max_length=64, **fields), target_vocab_size=300)
+    made: spec.Model = module.make_spec(
+        module.Config(d_model=96, heads=2, layers=8, max_length=64, **fields), target_vocab_size=300
+    )
     return made
 
 
@@ -51,7 +54,9 @@ def test_the_sum_over_all_layers_spreads_as_one_layer_does_without_it() -> None:
 
 def test_cross_attention_counts_as_a_residual_layer() -> None:
     module = get_family("transformer")
-    plain = module.make_spec(module.Config(d_model=96, heads=2, layers=3, d_ff=96), source_vocab_size=11, target_vocab_size=11)
+    plain = module.make_spec(
+        module.Config(d_model=96, heads=2, layers=3, d_ff=96), source_vocab_size=11, target_vocab_size=11
+    )
     scaled = spec.replace(plain, init_std=0.03, decoder=spec.replace(plain.decoder, scaled_residual_init=True))
     found = spreads(build(scaled).decoder)
     assert [s for name, s in found.items() if name.endswith(WRITING)] == pytest.approx([0.03 / 3] * 9, rel=0.05)
@@ -61,9 +66,12 @@ def test_cross_attention_counts_as_a_residual_layer() -> None:
 def test_the_other_families_start_all_layers_alike(name: str) -> None:
     module = get_family(name)
     made = module.make_spec(
-        next(iter(module.PRESETS.values())), **({"source_vocab_size": 9, "target_vocab_size": 9} if name == "transformer" else {})
+        next(iter(module.PRESETS.values())),
+        **({"source_vocab_size": 9, "target_vocab_size": 9} if name == "transformer" else {}),
     )
-    assert not any(part.scaled_residual_init for part in (made.encoder, made.decoder) if isinstance(part, spec.TransformerStack))
+    assert not any(
+        part.scaled_residual_init for part in (made.encoder, made.decoder) if isinstance(part, spec.TransformerStack)
+    )
 
 
 def test_json_says_how_a_model_starts_and_may_leave_it_out() -> None:

@@ -1,0 +1,167 @@
+"""Matrix products of a model's forward pass, counted from its spec for `qkv.analysis.cost`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from qkv import spec
+from qkv.nn.attention_score import SCORE_FUNCTIONS
+
+# how often a product is computed: once per pair of sequences, per source token, per target token, …
+LengthTerm = Literal["1", "M", "N", "M²", "N²", "M·N"]
+
+NUM_STATES = {"lstm": 2, "gru": 1}
+_NUM_GATES = {"lstm": 4, "gru": 3}
+
+
+@dataclass(frozen=True)
+class MatMul:
+    """One kind of matrix product of a module."""
+
+    module: str  # such as "encoder self-attention"
+    kind: Literal["linear", "attention"]
+    repeats: LengthTerm  # how often it is computed
+    macs: int  # multiply-adds each time, in one layer
+    layers: int = 1
+    saved_activations: int = 0  # floats that the backward pass needs each time, in one layer
+
+    def flops(self, lengths: dict[LengthTerm, int]) -> int:
+        return 2 * self.macs * self.layers * lengths[self.repeats]
+
+
+class AttentionSite(NamedTuple):
+    """One attention of a model, with the terms that count its queries and keys."""
+
+    module: str
+    spec: spec.Attention
+    query_len: LengthTerm
+    key_len: LengthTerm
+    layers: int = 1
+
+
+def attention_sites(model: spec.Model) -> list[AttentionSite]:
+    """Return those of the notes' three attentions that the model has."""
+    encoder, decoder, sites = model.encoder, model.decoder, []
+    if isinstance(encoder, spec.TransformerStack):
+        sites.append(
+            AttentionSite("encoder self-attention", encoder.block.self_attention, "M", "M", encoder.num_layers)
+        )
+    if isinstance(decoder, spec.TransformerStack):
+        sites.append(
+            AttentionSite("decoder self-attention", decoder.block.self_attention, "N", "N", decoder.num_layers)
+        )
+        if decoder.block.cross_attention is not None:
+            sites.append(
+                AttentionSite("decoder cross-attention", decoder.block.cross_attention, "N", "M", decoder.num_layers)
+            )
+    elif decoder is not None and decoder.attention is not None:
+        sites.append(AttentionSite("decoder cross-attention", decoder.attention, "N", "M"))
+    return sites
+
+
+def model_matmuls(model: spec.Model) -> Iterator[MatMul]:
+    """Yield every matrix product of a forward pass of one pair."""
+    if isinstance(model.source_embedding, spec.PatchEmbedding):
+        pixels = model.source_embedding.num_channels * model.source_embedding.patch_size**2
+        yield MatMul(
+            "source embedding",
+            "linear",
+            "M",
+            pixels * model.source_embedding.d_model,
+            saved_activations=model.source_embedding.d_model,
+        )
+    for site in attention_sites(model):
+        yield from attention_matmuls(site)
+    if isinstance(model.encoder, spec.TransformerStack):
+        yield from _feedforward_matmuls("encoder", model.encoder, "M")
+    elif model.encoder is not None:
+        r = model.encoder
+        for inputs in [r.d_model] + [r.output_dim] * (r.layers - 1):
+            yield _cell_matmul("encoder recurrence", r.cell, "M", inputs, r.hidden_size, 2 if r.bidirectional else 1)
+    if isinstance(model.decoder, spec.TransformerStack):
+        yield from _feedforward_matmuls("decoder", model.decoder, "N")
+    elif model.decoder is not None:
+        yield from _recurrent_decoder_matmuls(model.decoder)
+    for head in (model.head, model.aux_head):
+        if head is not None:
+            yield from _head_matmuls(head, "N" if model.decoder is not None else "M")
+
+
+def attention_matmuls(site: AttentionSite) -> Iterator[MatMul]:
+    """Yield the products of projections, scores and weighted means."""
+    module, a, query_len, key_len, layers = site
+    query, key, value = (a.heads * size for size in (a.q_head_dim, a.k_head_dim, a.effective_v_head_dim))
+    pair_terms: dict[str, LengthTerm] = {"MM": "M²", "NN": "N²", "NM": "M·N"}
+    repeats: dict[str, LengthTerm] = {
+        "query": query_len,
+        "key": key_len,
+        "pair": pair_terms.get(query_len + key_len, key_len),
+    }
+    if a.use_projections:
+        yield MatMul(
+            module, "linear", query_len, a.query_dim * (query + value), layers, saved_activations=query + value
+        )
+        yield MatMul(
+            module, "linear", key_len, a.effective_kv_dim * (key + value), layers, saved_activations=key + value
+        )
+    for product in SCORE_FUNCTIONS.get(a.score_fn).products(a):
+        yield MatMul(module, "attention", repeats[product.per], product.macs, layers, product.saved_activations)
+    yield MatMul(module, "attention", repeats["pair"], value, layers)
+
+
+def _feedforward_matmuls(side: str, stack: spec.TransformerStack, seq_len: LengthTerm) -> Iterator[MatMul]:
+    ff = stack.block.feedforward
+    saved_factor = (
+        4 if ff.gated else 1 if ff.activation == "relu" else 2
+    )  # the gradient of a ReLU needs its output only
+    macs = (3 if ff.gated else 2) * ff.d_model * ff.d_ff
+    yield MatMul(
+        f"{side} feed-forward", "linear", seq_len, macs, stack.num_layers, saved_activations=saved_factor * ff.d_ff
+    )
+    norms = 2 if stack.block.cross_attention is None else 3
+    yield MatMul(f"{side} norms", "linear", seq_len, 0, stack.num_layers, saved_activations=2 * norms * stack.d_model)
+
+
+def _cell_matmul(
+    module: str, cell: spec.Cell, repeats: LengthTerm, inputs: int, hidden: int, directions: int = 1
+) -> MatMul:
+    """Return the product W [x; h] of all gates.
+
+    An LSTM has four gates (Hochreiter & Schmidhuber 1997), a GRU three (Cho et al. 2014).
+    """
+    macs, saved_activations = _NUM_GATES[cell] * (inputs + hidden) * hidden, 2 * _NUM_GATES[cell] * hidden
+    return MatMul(
+        module, "linear", repeats, macs * directions, saved_activations=inputs + saved_activations * directions
+    )
+
+
+def _recurrent_decoder_matmuls(d: spec.RecurrentDecoder) -> Iterator[MatMul]:
+    context = 0 if d.attention is None else d.attention.output_dim
+    for inputs in [d.d_model + context] + [d.hidden_size] * (d.layers - 1):
+        yield _cell_matmul("decoder recurrence", d.cell, "N", inputs, d.hidden_size)
+    yield MatMul("decoder bridge", "linear", "1", d.encoder_dim * d.layers * d.hidden_size * NUM_STATES[d.cell])
+    readout_dim = d.hidden_size + context + d.d_model
+    if d.readout:
+        yield MatMul(
+            "decoder readout", "linear", "N", readout_dim * d.hidden_size, saved_activations=readout_dim + d.hidden_size
+        )
+
+
+def _head_matmuls(head: spec.Head, seq_len: LengthTerm) -> Iterator[MatMul]:
+    width, repeats = head.d_model, seq_len
+    if not head.is_token_level:
+        repeats = "1"
+        if isinstance(head.pool, spec.Attention):  # one learned query per sequence
+            width = head.pool.output_dim
+            yield from attention_matmuls(AttentionSite("head", head.pool, "1", seq_len))
+    input_dim = head.num_concat_layers * width
+    if head.dense_activation is not None:
+        yield MatMul("head dense", "linear", repeats, input_dim * width, saved_activations=2 * width)
+        input_dim = width
+    if head.kind == "pooler":
+        return
+    yield MatMul(
+        "head", "linear", repeats, input_dim * head.num_outputs, saved_activations=2 * head.num_outputs
+    )  # logits and their softmax

@@ -1,0 +1,215 @@
+"""The interface that all model shells share (`Model`), and the parts of it that do not depend on the shell."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qkv import spec
+from qkv.errors import InputError
+from qkv.nn.frontend import FrontEnd, RawInput
+from qkv.nn.heads import Head
+from qkv.nn.layer_mix import concat_last_layers, make_scalar_mix, num_concat_layers
+from qkv.nn.lora import LORA_PARAMETERS
+from qkv.nn.ragged import PooledToken, Ragged
+from qkv.nn.recurrent import RecurrentEncoder, RecurrentState
+from qkv.nn.stack import EncoderOutput, Stack, StackState
+
+HEAD_MODULES = ("head", "aux_head", "scalar_mix")  # modules that are not part of the backbone
+
+
+@dataclass
+class DecoderState:
+    """State of a decoder between two steps."""
+
+    layer_states: StackState | RecurrentState
+    position: int | Tensor  # position of the next token: of all rows, or [R]
+
+    def reorder(self, indices: Tensor) -> None:
+        """Let row i continue from row indices[i]; both must belong to the same source (beam search)."""
+        self.layer_states.reorder(indices)
+
+
+class Model(nn.Module, ABC):
+    """Interface of all shells; callers need not know which one they have."""
+
+    continues_input: bool = False  # decoder-only: generation continues the input, and hidden states are causal
+    is_encoder_decoder: bool = False  # the output is a second sequence, which attends to the encoded input
+    backbone_frozen: bool = False  # the backbone gets no gradient and runs without dropout
+    head: Head | None
+    aux_head: Head | None
+
+    def __init__(self, s: spec.Model):
+        super().__init__()
+        self.spec = s
+        self.scalar_mix = make_scalar_mix(s)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    @property
+    @abstractmethod
+    def front_end(self) -> FrontEnd:
+        """Module that reads the model's input."""
+
+    @property
+    @abstractmethod
+    def input_stack(self) -> Stack | RecurrentEncoder:
+        """Layers that read the model's input: the encoder, or the decoder of a decoder-only model."""
+
+    @property
+    def max_input_length(self) -> int:
+        """Maximum length of an input in tokens or patches."""
+        return self.front_end.max_length
+
+    @property
+    def is_generative(self) -> bool:
+        """Whether the model generates text: a decoder with a language model head."""
+        return self.spec.decoder is not None and self.spec.head is not None and self.spec.head.kind == "lm"
+
+    def embed_inputs(self, source: RawInput, token_type_ids: Tensor | None = None) -> Ragged:
+        """Return the input of the first layer: embedded token ids [T], or images [B, channels, side, side]."""
+        return self.front_end(source, token_type_ids)
+
+    @abstractmethod
+    def hidden_states(self, source: RawInput, token_type_ids: Tensor | None = None) -> EncoderOutput:
+        """Return the hidden states that the head reads.
+
+        An encoder-decoder gives its decoder the source shifted right by one token, as BART and T5 do for
+        classification.
+        """
+
+    @abstractmethod
+    def logits(self, source: RawInput, positions: Tensor | None = None, token_type_ids: Tensor | None = None) -> Tensor:
+        """Return the head's logits for an input, or only those of the tokens at `positions` of the packed batch.
+
+        Like `forward`, but with the same arguments for every shell. Returns hidden states if the model has no head.
+        """
+
+    def max_new_tokens(self, source_lengths: Sequence[int], requested: int | None = None) -> list[int]:  # noqa: ARG002
+        """Return the maximum output length for each source; it does not depend on the rest of the batch."""
+        raise InputError(f"{self.spec.family}: this model does not generate text; generation needs a decoder")
+
+    def prefill(self, source: RawInput, rows_per_source: int, max_new_tokens: int) -> tuple[Tensor, DecoderState]:  # noqa: ARG002
+        """Read the sources and return the logits of the first generated token, with the state for `step`.
+
+        Each source gets `rows_per_source` adjacent rows, and each row space for `max_new_tokens` tokens.
+        # [B * rows_per_source, vocabulary]
+        """
+        raise InputError(f"{self.spec.family}: this model does not generate text; generation needs a decoder")
+
+    def step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:  # noqa: ARG002
+        """Append one token per row and return the logits of the next one.  # [R] -> [R, vocabulary]"""
+        raise InputError(f"{self.spec.family}: this model does not generate text; generation needs a decoder")
+
+    def forward_with_aux_head(
+        self,
+        source: RawInput,
+        token_type_ids: Tensor | None = None,
+        positions: Tensor | None = None,
+        *,
+        return_logits: bool = True,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the logits of both heads (BERT pretraining, GPT fine-tuning).
+
+        `positions` and `return_logits` apply to the first head as in `forward`.
+        """
+        if self.head is None or self.aux_head is None:
+            raise InputError(f"{self.spec.family}: this model has only one head")
+        hidden = self.hidden_states(source, token_type_ids).hidden
+        aux_logits: Tensor = self.aux_head(hidden)
+        return self._apply_head(hidden, positions, return_logits), aux_logits
+
+    def forward_with_hidden_states(self, source: RawInput, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the head's logits and all hidden states [T, width], for an auxiliary language model loss."""
+        assert self.head is not None
+        hidden = self.hidden_states(source).hidden
+        return self._apply_head(hidden, positions, True), hidden.values
+
+    def tie_weights(self) -> None:
+        """Share the parameters that the spec ties; call it again after weights were replaced."""
+        if self.spec.head is not None and self.spec.head.tie_embeddings:
+            assert self.head is not None
+            assert self.head.linear is not None
+            weight = self._output_embedding_weight()
+            assert weight is not None  # build_heads refuses others
+            self.head.linear.weight = weight
+
+    def _output_embedding_weight(self) -> Tensor | None:
+        """Return the embedding matrix that a tied head uses."""
+        return self.front_end.token_weight
+
+    def freeze_backbone(self) -> None:
+        """Freeze the backbone: only the heads, and LoRA parameters if present, stay trainable.
+
+        Without LoRA no gradient flows through the backbone, so it runs in eval mode and stores no activations.
+        """
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(is_head_or_lora(name))
+        self.backbone_frozen = self.spec.lora is None
+        self.train(self.training)
+
+    def train(self, mode: bool = True) -> Model:
+        """Set training mode; a frozen backbone stays in eval mode."""
+        super().train(mode)
+        for name, child in self.named_children():
+            if self.backbone_frozen and name not in HEAD_MODULES:
+                child.eval()
+        return self
+
+    def _run_backbone(
+        self,
+        stack: nn.Module,
+        x: Ragged,
+        encoder_output: EncoderOutput | None = None,
+        pooled_token: PooledToken | None = None,
+    ) -> EncoderOutput:
+        """Return the head's input; with `pooled_token`, only this token of each sequence where that is cheaper."""
+        if self.spec.feature_layers == "last":
+            if pooled_token is not None and isinstance(stack, Stack):
+                return as_encoder_output(stack(x, encoder_output, pooled_token=pooled_token))
+            return as_encoder_output(stack(x) if encoder_output is None else stack(x, encoder_output))
+        assert isinstance(stack, Stack)  # make_scalar_mix refuses recurrent backbones
+        layers = stack.all_hidden_states(x, encoder_output)
+        return EncoderOutput(
+            x.with_values(concat_last_layers(layers) if self.scalar_mix is None else self.scalar_mix(layers))
+        )
+
+    def _apply_head(self, hidden: Ragged, positions: Tensor | None, return_logits: bool) -> Tensor:
+        assert self.head is not None
+        if positions is not None and not self.head.spec.is_token_level:
+            raise InputError(f"a head of kind '{self.head.spec.kind}' reads whole sequences; leave out positions")
+        selected = hidden if positions is None else hidden.values[positions]
+        output: Tensor = self.head(selected) if return_logits else self.head.compute_features(selected)
+        return output
+
+
+def is_head_or_lora(name: str) -> bool:
+    """Return whether a parameter belongs to a head or to LoRA rather than to the pretrained backbone."""
+    root, _, rest = name.partition(".")
+    return root in HEAD_MODULES or rest.rpartition(".")[2] in LORA_PARAMETERS
+
+
+def as_encoder_output(output: Any) -> EncoderOutput:
+    """Return a module's output with its type."""
+    assert isinstance(output, EncoderOutput)  # nn.Module calls are untyped
+    return output
+
+
+def build_heads(s: spec.Model) -> tuple[Head | None, Head | None]:
+    """Build the head and the auxiliary head of a spec; each may be None."""
+    embedding = s.target_embedding if s.decoder is not None else s.source_embedding
+    tied_shape = (embedding.vocab_size, embedding.d_model) if isinstance(embedding, spec.Embedding) else None
+    if s.head is not None and s.head.tie_embeddings and tied_shape != (s.head.num_outputs, s.head.d_model):
+        raise InputError(f"{s.family}: a tied head needs the vocabulary and the width of the embedding")
+    if s.head is None and s.aux_head is not None:
+        raise InputError(f"{s.family}: aux_head is set but head is None; set head instead")
+    if s.head is not None and s.head.num_concat_layers != num_concat_layers(s):  # a mean in earlier releases
+        raise InputError(f"{s.family}: the head does not read the concatenation of {s.feature_layers}; train it again")
+    return (None if s.head is None else Head(s.head)), (None if s.aux_head is None else Head(s.aux_head))
