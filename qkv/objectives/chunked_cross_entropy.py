@@ -1,9 +1,9 @@
-"""The one cross-entropy over a vocabulary: how likely a head finds the tokens that stood there.
+"""Cross-entropy over a vocabulary, in chunks of rows on a GPU.
 
-A language model's logits are the largest thing in its training: 16 x 1024 tokens of GPT-2 have 3.3 GB of them in
-float32, and a softmax with its gradient holds them several times. Under bfloat16 on a GPU they are therefore made for
-some rows at a time, turned into their own gradient where they lie, and forgotten: what is kept until the backward pass
-is the gradient of the rows and of the matrix. The products are those of three passes over the matrix either way.
+Logits are the largest tensors in training a language model: 16 x 1024 tokens of GPT-2 have 3.3 GB of them in float32,
+and softmax and its gradient need several copies. With bfloat16 on a GPU they are therefore computed for a chunk of rows
+at a time, overwritten by their gradient and freed; only the gradients of the features and of the output matrix are kept
+until the backward pass. The number of matrix products stays the same.
 """
 
 from __future__ import annotations
@@ -20,17 +20,19 @@ from torch import Tensor, nn
 
 from qkv.nn.heads import Head
 
-_MAX_LOGITS = 2**28  # logits at a time: half a gigabyte; with twice or half of it an H200 is no faster
-_ROW_TILE, _OUTPUT_TILE = (
-    128,
-    64,
-)  # products of multiples of these fill a GPU's tiles: of 50,257 outputs they take 7 times longer
+_MAX_LOGITS = 2**28  # logits per chunk: half a gigabyte; an H200 is no faster with twice or half as many
+# Sizes that are multiples of these use whole tiles of a GPU's matrix product; 50,257 outputs take 7 times longer.
+_ROW_TILE, _OUTPUT_TILE = 128, 64
 
 
 def nll(head: Head, features: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
-    """Negative log-likelihood of the labels, summed, from what the head's last layer reads.  # [M, width], [M] -> []
+    """Return the negative log-likelihood of the labels, summed.  # [M, width], [M] -> []
 
-    With label smoothing (Szegedy et al. 2016) a share of each label is spread evenly over the vocabulary.
+    Args:
+        head: the language-model head.
+        features: inputs of the head's last layer.
+        labels: token ids.
+        label_smoothing: fraction of each label that is distributed evenly over the vocabulary (Szegedy et al. 2016).
     """
     under_autocast = features.device.type == "cuda" and torch.is_autocast_enabled("cuda")
     if under_autocast and head.linear is not None and torch.get_autocast_dtype("cuda") == torch.bfloat16:
@@ -39,30 +41,36 @@ def nll(head: Head, features: Tensor, labels: Tensor, label_smoothing: float = 0
 
 
 def chunked_nll(
-    head: Head, features: Tensor, labels: Tensor, label_smoothing: float, dtype: torch.dtype, max_logits: int = _MAX_LOGITS
+    head: Head,
+    features: Tensor,
+    labels: Tensor,
+    label_smoothing: float,
+    dtype: torch.dtype,
+    max_logits: int = _MAX_LOGITS,
 ) -> Tensor:
-    """The same with products of that precision, of at most so many logits at a time; sums are of float32 or better."""
+    """Compute `nll` in chunks of at most `max_logits` logits, with products in `dtype` and sums in float32 or more."""
     assert head.linear is not None
-    bias = head.linear.bias
+    bias: Tensor | None = head.linear.bias
     if head.final_logits_bias is not None:
         bias = head.final_logits_bias[0] if bias is None else bias + head.final_logits_bias[0]  # [outputs]
-    inputs = features, head.linear.weight, bias
-    if not torch.is_grad_enabled():  # else a function works out gradients that nobody asked for
+    inputs: tuple[Tensor, Tensor, Tensor | None] = features, head.linear.weight, bias
+    if not torch.is_grad_enabled():  # otherwise the autograd function would compute gradients
         inputs = features.detach(), head.linear.weight.detach(), None if bias is None else bias.detach()
     with torch.autocast(features.device.type, enabled=False):
-        total: Tensor = _ChunkedNLL.apply(*inputs, labels, (label_smoothing, dtype, max_logits))  # type: ignore[no-untyped-call]
+        options = label_smoothing, dtype, max_logits
+        total: Tensor = _ChunkedNLL.apply(*inputs, labels, options)  # type: ignore[no-untyped-call]
     return total
 
 
 def lm_head(model: nn.Module) -> Head:
-    """The head that a loss is about; DistributedDataParallel keeps the model inside."""
+    """Return the model's head, also if DistributedDataParallel wraps the model."""
     head = getattr(model, "module", model).head
     assert isinstance(head, Head)
     return head
 
 
 class _ChunkedNLL(torch.autograd.Function):
-    """Its forward pass works out the gradient too, as long as the logits are there."""
+    """Computes the gradient in the forward pass, while the logits exist."""
 
     @staticmethod
     def forward(
@@ -75,8 +83,10 @@ class _ChunkedNLL(torch.autograd.Function):
     ) -> Tensor:
         label_smoothing, dtype, max_logits = options
         outputs, width = weight.shape
-        # a product over an odd number of outputs is slow: rows of zeros make it even, and nobody looks at their logits
-        padded_weight = torch.zeros(-(-outputs // _OUTPUT_TILE) * _OUTPUT_TILE, width, dtype=dtype, device=features.device)
+        # padded with zero rows to a multiple of the tile size; the logits of these rows are ignored
+        padded_weight = torch.zeros(
+            -(-outputs // _OUTPUT_TILE) * _OUTPUT_TILE, width, dtype=dtype, device=features.device
+        )
         padded_weight[:outputs] = weight
         x, accumulate_dtype = features.to(dtype), torch.promote_types(dtype, torch.float32)
         grad_features = torch.empty_like(x) if ctx.needs_input_grad[0] else None
@@ -100,14 +110,18 @@ class _ChunkedNLL(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (grad_output,) = gradients
         grads = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
-        # multiplied in the outer one's precision: rounded to bfloat16 it would be wrong in the same way everywhere
-        return *(None if g is None else (g.to(grad_output.dtype) * grad_output).to(dtype) for g, dtype in grads), None, None
+        # multiplied in the precision of grad_output: rounding it to bfloat16 would bias all gradients alike
+        return (
+            *(None if g is None else (g.to(grad_output.dtype) * grad_output).to(dtype) for g, dtype in grads),
+            None,
+            None,
+        )
 
 
 def nll_and_grad(
     logits: Tensor, bias: Tensor | None, labels: Tensor, outputs: int, label_smoothing: float
 ) -> tuple[Tensor, Tensor]:
-    """Each row's negative log-likelihood, and the gradient of its logits; those past the outputs count for nothing.
+    """Return the loss of each row and the gradient of its logits; logits after the first `outputs` are padding.
 
     # [m, padded], [outputs], [m] -> [m], [m, padded]
     """
@@ -129,7 +143,7 @@ def nll_and_grad(
 
 @cache
 def _fused_kernel() -> Callable[..., tuple[Tensor, Tensor]]:
-    """In one pass; without Triton, or the C compiler that it asks for, in some operations of torch's."""
+    """Return the Triton kernel, or `nll_and_grad` if Triton or the C compiler that it needs is missing."""
     if find_spec("triton") is None or not any(map(which, ("cc", "gcc", "clang"))):
         return nll_and_grad
     from qkv.objectives.triton_cross_entropy import nll_and_grad_
@@ -138,7 +152,7 @@ def _fused_kernel() -> Callable[..., tuple[Tensor, Tensor]]:
 
 
 def _chunk_bounds(rows: int, max_rows: int) -> list[tuple[int, int]]:
-    """Where parts begin and end: as even as tiles allow, none of more rows than asked."""
+    """Return start and end of each chunk: of nearly equal size in whole tiles, with at most `max_rows` rows."""
     max_rows = max(max_rows // _ROW_TILE, 1) * _ROW_TILE
     count = max(-(-rows // max_rows), 1)
     size = max(-(-rows // (count * _ROW_TILE)) * _ROW_TILE, 1)
@@ -146,7 +160,7 @@ def _chunk_bounds(rows: int, max_rows: int) -> list[tuple[int, int]]:
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """total += one @ other, added up in total's own precision."""
+    """Add a @ b to `total`, in the precision of `total`."""
     if total.dtype == a.dtype:
         total.addmm_(a, b)
     else:

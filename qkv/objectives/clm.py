@@ -1,4 +1,4 @@
-"""Causal language modelling: the next token, given those before it (Radford et al. 2018, 2019)."""
+"""Causal language modeling: predict each token from the tokens before it (Radford et al. 2018, 2019)."""
 
 from __future__ import annotations
 
@@ -8,17 +8,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qkv.data.rng import PackedChunks
+from qkv.data.corpora.chunks import ChunkBatch
+from qkv.data.rng import CounterRNG, Ints, PackedChunks
 from qkv.nn import Decoder, Ragged
+from qkv.objectives.base import Objective, TextContext
 from qkv.objectives.chunked_cross_entropy import lm_head, nll
 from qkv.objectives.loss import LossSum
+from qkv.objectives.samples import continuation_sample
+from qkv.recipe.objectives import CLMObjective
 
 
 class Inputs(NamedTuple):
-    """A batch as the decoder takes it, and what it should say."""
+    """Inputs and labels of a decoder."""
 
     tokens: Ragged  # [T]
-    positions: Tensor | None  # [M] the tokens behind which one is asked for; None: behind all
+    positions: Tensor | None  # [M] tokens after which the next one is predicted; None: all tokens
     labels: Tensor  # [M]
 
     @property
@@ -27,9 +31,10 @@ class Inputs(NamedTuple):
 
 
 def make_inputs(chunks: PackedChunks, *, bos_id: int | None = None) -> Inputs:
-    """Every token of a piece is asked for but the first; behind a start token that one too.
+    """Shift chunks by one token to get inputs and labels.
 
-    The last token is not read, for nothing is asked behind it. A piece of one token and no start asks for nothing.
+    All tokens of a chunk are labels; without a BOS token, all but the first. The last token is a label only. A chunk of
+    one token, without a BOS token, has no label.
     """
     chunk_ids, token_positions = chunks.row_ids, np.arange(len(chunks.ids)) - np.repeat(chunks.starts, chunks.lengths)
     is_last = token_positions == chunks.lengths[chunk_ids] - 1
@@ -42,12 +47,43 @@ def make_inputs(chunks: PackedChunks, *, bos_id: int | None = None) -> Inputs:
     return _pack_inputs(chunks.ids[is_input], lengths, label_positions, chunks.ids[token_positions > 0])
 
 
-def _pack_inputs(tokens: np.ndarray, lengths: np.ndarray, positions: np.ndarray | None, labels: np.ndarray) -> Inputs:
+def _pack_inputs(tokens: Ints, lengths: Ints, positions: Ints | None, labels: Ints) -> Inputs:
     packed = Ragged.from_lengths(torch.from_numpy(tokens), lengths.tolist())
     return Inputs(packed, None if positions is None else torch.from_numpy(positions), torch.from_numpy(labels))
 
 
 def loss(model: Decoder, batch: Inputs) -> LossSum:
-    """Negative log-likelihood of the tokens asked for."""
+    """Return the negative log-likelihood of the labels."""
     features = model(batch.tokens, batch.positions, return_logits=False)  # [M, width]
     return LossSum(nll(lm_head(model), features, batch.labels), len(batch.labels))
+
+
+class CausalLM(Objective[CLMObjective]):
+    """Causal language modeling. Chunks of packed documents get no BOS token, because they start inside a document."""
+
+    name = "clm"
+    config_class = CLMObjective
+    architectures = frozenset({"decoder"})
+    inputs_class = Inputs
+
+    def max_chunk_tokens(self, max_length: int, context: TextContext) -> int:
+        # the last token is no input; its place is free unless a BOS token comes first
+        return max_length + 1 if self._bos_id(context) is None else max_length
+
+    def prepare(self, batch: ChunkBatch, context: TextContext, rng: CounterRNG) -> Inputs:  # noqa: ARG002  # no noise
+        return make_inputs(batch.chunks, bos_id=self._bos_id(context))
+
+    def losses(
+        self,
+        model: Decoder,
+        inputs: Inputs,
+        label_smoothing: float = 0.0,  # noqa: ARG002  # not supported
+    ) -> tuple[LossSum, ...]:
+        return (loss(model, inputs),)
+
+    def sample(self, model: Decoder, chunk: ChunkBatch, context: TextContext, rng: CounterRNG) -> str:  # noqa: ARG002
+        return continuation_sample(model, context.tokenizer, chunk.chunks.ids.tolist())
+
+    @staticmethod
+    def _bos_id(context: TextContext) -> int | None:
+        return None if context.is_packed else context.tokenizer.bos_id

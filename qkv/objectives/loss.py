@@ -1,4 +1,4 @@
-"""What all objectives share: a loss as a sum with the number of its targets, and the way of a batch to the device."""
+"""Losses as sums over targets, and moving a batch to a device."""
 
 from __future__ import annotations
 
@@ -15,27 +15,29 @@ AnyBatch = TypeVar("AnyBatch", bound=tuple[Any, ...])
 
 
 class LossSum(NamedTuple):
-    """One kind of loss. It is a sum, so that a batch may be cut into parts; whoever steps divides once."""
+    """A loss summed over its targets. The mean is taken once per step, so that micro-batches do not change it."""
 
-    total: Tensor
+    total: Tensor  # []
     num_targets: int
 
 
 def combine_losses(microbatches: Sequence[tuple[LossSum, ...]], weights: Sequence[float] | None = None) -> Tensor:
-    """The loss of a batch from its parts': for each kind the sum over its number of targets, and the kinds added up.
+    """Return the loss of a batch: the mean of each loss over the targets of all micro-batches, added up.
 
-    So BERT's two mean losses are added up in pretraining and, with weights, a task's loss and the language model's in
-    GPT's fine-tuning, however a batch was cut.
+    Args:
+        microbatches: the losses of each micro-batch.
+        weights: factor of each loss, such as the weight of GPT's auxiliary language-model loss; None: 1 for all.
     """
     total = torch.zeros((), device=microbatches[0][0].total.device)
     for index, terms in enumerate(zip(*microbatches, strict=True)):
         weight = 1.0 if weights is None else weights[index]
-        total = total + torch.stack([term.total for term in terms]).sum() * weight / max(sum(t.num_targets for t in terms), 1)
+        num_targets = max(sum(term.num_targets for term in terms), 1)
+        total = total + torch.stack([term.total for term in terms]).sum() * weight / num_targets
     return total
 
 
 def to_device(batch: AnyBatch, device: torch.device | str) -> AnyBatch:
-    """The same batch, a named tuple of tensors and packed tensors, on a device; it does not wait for the copy."""
+    """Copy a batch, a named tuple of tensors and packed tensors, to a device without waiting for the copy."""
     return type(batch)(*(_move_field(field, torch.device(device)) for field in batch))
 
 

@@ -1,21 +1,23 @@
-"""What `chunked_cross_entropy.nll_and_grad` says, as one pass over the logits on a GPU: imported only where Triton is there.
+"""`chunked_cross_entropy.nll_and_grad` as one Triton kernel; imported only if Triton is installed.
 
-A row of a vocabulary is read from memory once, its second reading comes from the cache, and its gradient is written
-where it lay. Compiled from torch's operations the same takes twice as long, and as much memory again.
+Each row of logits is read from memory once, a second time from the cache, and overwritten by its gradient. The same
+operations compiled by torch take twice as long and twice the memory.
 """
 
 from __future__ import annotations
 
 import torch
-import triton
-import triton.language as tl
+import triton  # type: ignore[import-not-found]  # only on machines with a GPU
+import triton.language as tl  # type: ignore[import-not-found]
 from torch import Tensor
 
-_BLOCK, _WARPS = 2048, 4  # the fastest of six on an H200
+_BLOCK, _WARPS = 2048, 4  # the fastest of six settings on an H200
 
 
-def nll_and_grad_(logits: Tensor, bias: Tensor | None, labels: Tensor, outputs: int, label_smoothing: float) -> tuple[Tensor, Tensor]:
-    """Each row's negative log-likelihood; the logits become their gradient.  # [m, padded] -> [m], [m, padded]"""
+def nll_and_grad_(
+    logits: Tensor, bias: Tensor | None, labels: Tensor, outputs: int, label_smoothing: float
+) -> tuple[Tensor, Tensor]:
+    """Return the loss of each row, and its gradient, which overwrites the logits.  # [m, padded] -> [m], [m, padded]"""
     losses = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
     _nll_and_grad_kernel[(len(logits),)](
         logits,
@@ -33,8 +35,8 @@ def nll_and_grad_(logits: Tensor, bias: Tensor | None, labels: Tensor, outputs: 
     return losses, logits
 
 
-@triton.jit
-def _nll_and_grad_kernel(
+@triton.jit  # type: ignore[untyped-decorator]
+def _nll_and_grad_kernel(  # type: ignore[no-untyped-def]  # Triton reads the annotations
     logits,
     bias,
     labels,
@@ -49,7 +51,7 @@ def _nll_and_grad_kernel(
     row = tl.program_id(0).to(tl.int64)
     row_start = logits + row * padded
     label = tl.load(labels + row)
-    label_logit = tl.load(row_start + label).to(tl.float32)  # before anything is written
+    label_logit = tl.load(row_start + label).to(tl.float32)  # read before the row is overwritten
     if HAS_BIAS:
         label_logit += tl.load(bias + label).to(tl.float32)
     max_logit = -float("inf")
@@ -57,7 +59,9 @@ def _nll_and_grad_kernel(
     total = 0.0
     for block_start in range(0, outputs, BLOCK):
         columns = block_start + tl.arange(0, BLOCK)
-        x = tl.load(row_start + columns, mask=columns < padded, other=0.0).to(tl.float32)  # an even end: it loads in words
+        x = tl.load(row_start + columns, mask=columns < padded, other=0.0).to(
+            tl.float32
+        )  # an even end: it loads in words
         if HAS_BIAS:
             x += tl.load(bias + columns, mask=columns < outputs, other=0.0).to(tl.float32)
         x = tl.where(columns < outputs, x, -float("inf"))

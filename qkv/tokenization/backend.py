@@ -1,6 +1,6 @@
-"""How text is cut into ids: what a `Tokenizer` asks of the library below it, and the `tokenizers` side of the answer.
+"""The interface between `Tokenizer` and the library that splits texts, and its implementation with `tokenizers`.
 
-Special tokens are structure: unless a caller asks for them, no text can spell one, whatever the library makes of it.
+A text never contains special tokens, unless a caller sets `parse_special_tokens`.
 """
 
 from __future__ import annotations
@@ -15,30 +15,34 @@ from tokenizers import Tokenizer, decoders
 
 from qkv.errors import InputError
 
-# A text, or a text that somebody has already cut into words.
+# a text, or a text that is split into words already
 TextInput = str | Sequence[str]
 
-# Before a special token's name in a vocabulary that text is looked up in: no pre-tokeniser leaves a space in a word.
+# Prefix of special tokens in a vocabulary in which text is looked up: no pre-tokenizer leaves a space in a word.
 _ESCAPE_PREFIX = "\x00 "
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """One input of a model as its family writes it, e.g. [CLS] a [SEP] b [SEP]; the five lists are of one length."""
+    """A model input such as [CLS] a [SEP] b [SEP]; the five lists have the same length."""
 
     ids: list[int]
-    # which of the model's segment vectors each token takes (BERT's token types)
+    """Token ids."""
     token_type_ids: list[int]
-    # the characters that a token stands for, in the text that `sequence_ids` names or, of given words, in its word
+    """Token type of each token: which segment embedding it gets (BERT)."""
     offsets: list[tuple[int, int]]
-    # which word of its part a token belongs to; an added token belongs to none
+    """Start and end character of each token in its text, or in its word if the text was given as words."""
     word_ids: list[int | None]
-    # 0 for the text, 1 for the pair, None for what the template added
+    """Word of its text that each token belongs to; None for added special tokens."""
     sequence_ids: list[int | None]
+    """0 for tokens of the text, 1 for those of the second text, None for added special tokens."""
 
 
 class TokenizerBackend(Protocol):
-    """What cuts text for a `Tokenizer`. Any number of threads may use one."""
+    """Splits texts for a `Tokenizer`; safe to use from several threads."""
+
+    hf_class: str
+    """Tokenizer class of Hugging Face for a saved checkpoint."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -50,9 +54,13 @@ class TokenizerBackend(Protocol):
 
     def encode_ids_batch(self, texts: Sequence[str]) -> list[list[int]]: ...
 
-    def encode(self, text: TextInput, pair: TextInput | None, *, add_special_tokens: bool, parse_special_tokens: bool) -> Encoding: ...
+    def encode(
+        self, text: TextInput, pair: TextInput | None, *, add_special_tokens: bool, parse_special_tokens: bool
+    ) -> Encoding: ...
 
-    def encode_batch(self, inputs: Sequence[str | tuple[str, str]], *, parse_special_tokens: bool) -> list[Encoding]: ...
+    def encode_batch(
+        self, inputs: Sequence[str | tuple[str, str]], *, parse_special_tokens: bool
+    ) -> list[Encoding]: ...
 
     def decode(self, ids: Sequence[int]) -> str: ...
 
@@ -64,26 +72,30 @@ class TokenizerBackend(Protocol):
 
 
 class FastBackend:
-    """A `tokenizers.Tokenizer` and its other readings of a text.
+    """A backend that uses a `tokenizers.Tokenizer`.
 
-    Whether special tokens are recognised and whether words take a space are settings of the library's object, shared by
-    all who hold it. So each combination is an object of its own, made when it is first asked for.
+    Recognizing special tokens and adding a space before words are settings of the library's object. Each combination is
+    a copy of its own, made when it is first needed, so that threads do not share changing settings.
     """
 
+    hf_class = "PreTrainedTokenizerFast"
+
     def __init__(self, tokenizer: Tokenizer) -> None:
-        # A foreign file may pad or cut by itself: kept for whoever gets the file back, never done here.
+        # A file may define padding and truncation: they are written back with the file, but not applied here.
         self._truncation_and_padding = _truncation_and_padding(tokenizer)
         tokenizer.no_padding()
         tokenizer.no_truncation()
-        # Not part of the JSON, so it is set on every way in: training, loading, unpickling.
+        # not part of the JSON, so it is set here, after training, loading and unpickling alike
         tokenizer.encode_special_tokens = True
         self._tokenizer = tokenizer
         added_tokens = tokenizer.get_added_tokens_decoder()
         self._special_tokens = {token_id: token.content for token_id, token in added_tokens.items() if token.special}
         pre_tokenizer = tokenizer.pre_tokenizer
-        self._adds_no_prefix_space = pre_tokenizer is not None and b'"add_prefix_space":false' in pre_tokenizer.__getstate__()
-        default_variant = tokenizer if not self._text_can_spell_special() else _make_variant(tokenizer, parse_special_tokens=False, pretokenized=False)
-        self._variants = {(False, False): default_variant}
+        state = b"" if pre_tokenizer is None else pre_tokenizer.__getstate__()
+        self._adds_no_prefix_space = b'"add_prefix_space":false' in state
+        self._variants = {(False, False): tokenizer}
+        if self._text_can_spell_special():
+            self._variants[False, False] = _make_variant(tokenizer, parse_special_tokens=False, pretokenized=False)
 
     def __reduce__(self) -> tuple[Any, tuple[str]]:
         return FastBackend.from_json, (self.to_json(),)
@@ -93,9 +105,11 @@ class FastBackend:
         return cls(parse_tokenizer_json(text))
 
     def to_json(self) -> str:
-        """tokenizers' own JSON, complete: what `parse_tokenizer_json` takes and what a Hugging Face folder holds."""
+        """Return the content of a tokenizer.json."""
         text = str(self._tokenizer.to_str(pretty=True))
-        return json.dumps({**json.loads(text), **self._truncation_and_padding}, ensure_ascii=False, indent=2) if self._truncation_and_padding else text
+        if not self._truncation_and_padding:
+            return text
+        return json.dumps({**json.loads(text), **self._truncation_and_padding}, ensure_ascii=False, indent=2)
 
     @property
     def vocab_size(self) -> int:
@@ -112,14 +126,20 @@ class FastBackend:
         encodings = self._variant(False, False).encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
-    def encode(self, text: TextInput, pair: TextInput | None, *, add_special_tokens: bool, parse_special_tokens: bool) -> Encoding:
+    def encode(
+        self, text: TextInput, pair: TextInput | None, *, add_special_tokens: bool, parse_special_tokens: bool
+    ) -> Encoding:
         pretokenized = not isinstance(text, str)
         tokenizer = self._variant(parse_special_tokens, pretokenized)
-        text_input, pair_input = (value if value is None or isinstance(value, str) else list(value) for value in (text, pair))
-        return _to_encoding(tokenizer.encode(text_input, pair_input, is_pretokenized=pretokenized, add_special_tokens=add_special_tokens))
+        text_input, pair_input = (
+            value if value is None or isinstance(value, str) else list(value) for value in (text, pair)
+        )
+        options = {"is_pretokenized": pretokenized, "add_special_tokens": add_special_tokens}
+        return _to_encoding(tokenizer.encode(text_input, pair_input, **options))
 
     def encode_batch(self, inputs: Sequence[str | tuple[str, str]], *, parse_special_tokens: bool) -> list[Encoding]:
-        return [_to_encoding(encoding) for encoding in self._variant(parse_special_tokens, False).encode_batch(list(inputs))]
+        encodings = self._variant(parse_special_tokens, False).encode_batch(list(inputs))
+        return [_to_encoding(encoding) for encoding in encodings]
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
@@ -133,7 +153,7 @@ class FastBackend:
         if isinstance(self._tokenizer.decoder, decoders.Metaspace):
             return token.replace("▁", " ")
         text = str(self._tokenizer.decode([token_id], skip_special_tokens=False))
-        # Half a character (byte-level BPE may cut inside one) has no text of its own; its raw name tells it apart.
+        # part of a character (byte-level BPE may split one) has no text of its own; its name is shown instead
         return text if text and "\ufffd" not in text else token
 
     def token_to_id(self, token: str) -> int | None:
@@ -143,38 +163,39 @@ class FastBackend:
         return self._tokenizer.id_to_token(token_id)
 
     def _text_can_spell_special(self) -> bool:
-        """Whether some text is a special token for the model itself: Unigram and whole words are looked up by name."""
+        """Return whether a text can contain a special token: Unigram and WordLevel look up pieces by name."""
         unk_token = getattr(self._tokenizer.model, "unk_token", None)
         tokens = [token for token in self.special_tokens if token != unk_token]
-        # One by one: a batch would start the library's threads, and a process that has them does not fork well.
+        # one at a time: a batch would start the library's threads, which make forking unsafe
         return any(
-            self.token_to_id(token) in self._tokenizer.encode(f"a {token} a", add_special_tokens=False).ids for token in tokens
+            self.token_to_id(token) in self._tokenizer.encode(f"a {token} a", add_special_tokens=False).ids
+            for token in tokens
         )
 
     def _variant(self, parse_special_tokens: bool, pretokenized: bool) -> Tokenizer:
-        pretokenized = pretokenized and self._adds_no_prefix_space
-        if (parse_special_tokens, pretokenized) not in self._variants:
-            self._variants[parse_special_tokens, pretokenized] = _make_variant(self._tokenizer, parse_special_tokens=parse_special_tokens, pretokenized=pretokenized)
-        return self._variants[parse_special_tokens, pretokenized]
+        key = (parse_special_tokens, pretokenized and self._adds_no_prefix_space)
+        if key not in self._variants:
+            self._variants[key] = _make_variant(self._tokenizer, parse_special_tokens=key[0], pretokenized=key[1])
+        return self._variants[key]
 
 
 def parse_tokenizer_json(text: str) -> Tokenizer:
-    """A tokenizer.json's text; any damage is a ValueError with the library's reason in one line."""
+    """Parse the content of a tokenizer.json; a damaged one raises a ValueError of one line."""
     try:
         return Tokenizer.from_str(text)
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as problem:  # the bare class for most damage, a panic for some, which is not an Exception
+    except BaseException as problem:  # the library raises a bare Exception or a panic, which is not an Exception
         raise ValueError(" ".join(str(problem).split())) from None
 
 
 def check_unicode(text: str, description: str) -> None:
-    """Half a surrogate pair (from a JSON escape or a misread command line) has no UTF-8 form, hence no ids."""
+    """Refuse a lone surrogate (from a JSON escape or a misread command line), which has no UTF-8 form."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as problem:
-        position = f"character {problem.start + 1}"
-        raise InputError(f"{description}: not valid Unicode at {position} (a lone surrogate); remove or repair it") from None
+        reason = f"not valid Unicode at character {problem.start + 1} (a lone surrogate)"
+        raise InputError(f"{description}: {reason}; remove or repair it") from None
 
 
 def _to_encoding(encoding: HFEncoding) -> Encoding:
@@ -189,7 +210,7 @@ def _truncation_and_padding(tokenizer: Tokenizer) -> dict[str, object]:
 
 
 def _make_variant(tokenizer: Tokenizer, *, parse_special_tokens: bool, pretokenized: bool) -> Tokenizer:
-    """A copy that recognises special tokens, or in which no text can spell one; with a space before each given word."""
+    """Return a copy that recognizes special tokens in texts or not, and that adds a space before each word or not."""
     raw_json = json.loads(tokenizer.to_str())
     if not parse_special_tokens:
         _escape_special_tokens(raw_json)
@@ -202,11 +223,11 @@ def _make_variant(tokenizer: Tokenizer, *, parse_special_tokens: bool, pretokeni
 
 
 def _escape_special_tokens(raw_json: dict[str, Any]) -> None:
-    """Renames the special tokens in the model's own vocabulary; their ids stay, and so does the template."""
+    """Rename the special tokens in the model's vocabulary, so that no text matches them; their ids stay."""
     model = raw_json["model"]
-    if model["type"] == "BPE":  # reaches a token through merges only, and none of them makes a special one
+    if model["type"] == "BPE":  # finds tokens through merges only, and no merge results in a special token
         return
-    # By name the model looks up only what it says for an unknown word; that name may as well mean itself.
+    # the model looks up its unknown token by name, so that one keeps its name
     unk_token = model.get("unk_token")
     special_tokens = [token for token in raw_json["added_tokens"] if token["special"] and token["content"] != unk_token]
     escaped = {token["content"]: _ESCAPE_PREFIX + token["content"] for token in special_tokens}
@@ -222,7 +243,7 @@ def _escape_special_tokens(raw_json: dict[str, Any]) -> None:
 
 
 def _add_prefix_spaces(node: Any) -> None:
-    """Byte-level BPE writes a word's space into the word: given words are read as they stand inside a sentence."""
+    """Set `add_prefix_space` in all components, so that given words are encoded like words inside a sentence."""
     if isinstance(node, dict):
         if "add_prefix_space" in node:
             node["add_prefix_space"] = True

@@ -1,4 +1,4 @@
-"""A vocabulary made into a tokeniser that cuts text as its family does, whether it was read from files or learned."""
+"""Build `tokenizers` objects from vocabularies, which were read from files or trained."""
 
 from __future__ import annotations
 
@@ -12,31 +12,54 @@ CONTINUATION_PREFIX, END_OF_WORD_SUFFIX = "##", "</w>"
 
 
 def build_wordpiece(
-    vocabulary: Mapping[str, int], unk_token: str, *, lowercase: bool, strip_accents: bool | None = None, handle_chinese_chars: bool = True
+    vocabulary: Mapping[str, int],
+    unk_token: str,
+    *,
+    lowercase: bool,
+    strip_accents: bool | None = None,
+    handle_chinese_chars: bool = True,
 ) -> Tokenizer:
-    """BERT (Devlin et al., 2019): words and punctuation, then the longest known piece from the left.
+    """Return BERT's tokenizer (Devlin et al., 2019): words and punctuation, then the longest known piece from the left.
 
-    `strip_accents`: None is as `lowercase`; `handle_chinese_chars`: those characters are words of their own.
+    Args:
+        vocabulary: id of each piece.
+        unk_token: the token of unknown words.
+        lowercase: lowercase texts.
+        strip_accents: remove accents; None: if `lowercase` is set.
+        handle_chinese_chars: treat each Chinese character as a word.
     """
     tokenizer = Tokenizer(models.WordPiece(dict(vocabulary), unk_token=unk_token))
-    tokenizer.normalizer = build_bert_normalizer(lowercase=lowercase, strip_accents=strip_accents, handle_chinese_chars=handle_chinese_chars)
+    tokenizer.normalizer = build_bert_normalizer(
+        lowercase=lowercase, strip_accents=strip_accents, handle_chinese_chars=handle_chinese_chars
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece(prefix=CONTINUATION_PREFIX)
     return tokenizer
 
 
-def build_bert_normalizer(*, lowercase: bool, strip_accents: bool | None = None, handle_chinese_chars: bool = True) -> normalizers.Normalizer:
+def build_bert_normalizer(
+    *, lowercase: bool, strip_accents: bool | None = None, handle_chinese_chars: bool = True
+) -> normalizers.Normalizer:
+    """Return BERT's text normalization."""
     return normalizers.BertNormalizer(
         clean_text=True, handle_chinese_chars=handle_chinese_chars, strip_accents=strip_accents, lowercase=lowercase
     )
 
 
 def build_byte_bpe(
-    vocabulary: Mapping[str, int], merges: Sequence[tuple[str, str]], *, add_prefix_space: bool = False, lowercase: bool = False
+    vocabulary: Mapping[str, int],
+    merges: Sequence[tuple[str, str]],
+    *,
+    add_prefix_space: bool = False,
+    lowercase: bool = False,
 ) -> Tokenizer:
-    """GPT-2 (Radford et al., 2019): bytes merged inside words that keep the space before them.
+    """Return GPT-2's tokenizer (Radford et al., 2019): bytes merged inside words, each with the space before it.
 
-    `add_prefix_space` puts one before a text's first word too.
+    Args:
+        vocabulary: id of each token.
+        merges: the merges in the order of their priority.
+        add_prefix_space: put a space before the first word of a text too.
+        lowercase: lowercase texts.
     """
     model = models.BPE(dict(vocabulary), list(merges), continuing_subword_prefix="", end_of_word_suffix="")
     tokenizer = Tokenizer(model)
@@ -50,7 +73,7 @@ def build_byte_bpe(
 def build_word_bpe(
     vocabulary: Mapping[str, int], merges: Sequence[tuple[str, str]], unk_token: str, *, lowercase: bool = True
 ) -> Tokenizer:
-    """GPT (Radford et al., 2018): letters merged inside words, of which the last one carries the word's end."""
+    """Return GPT's tokenizer (Radford et al., 2018): letters merged inside words, the last one marked."""
     model = models.BPE(dict(vocabulary), list(merges), unk_token=unk_token, end_of_word_suffix=END_OF_WORD_SUFFIX)
     tokenizer = Tokenizer(model)
     tokenizer.normalizer = build_bert_normalizer(lowercase=lowercase)
@@ -59,8 +82,10 @@ def build_word_bpe(
     return tokenizer
 
 
-def build_unigram(vocab_scores: Sequence[tuple[str, float]], unk_id: int, normalizer: normalizers.Normalizer | None) -> Tokenizer:
-    """T5 (Raffel et al., 2020): a unigram language model's best cut (Kudo, 2018) of words that keep their space."""
+def build_unigram(
+    vocab_scores: Sequence[tuple[str, float]], unk_id: int, normalizer: normalizers.Normalizer | None
+) -> Tokenizer:
+    """Return T5's tokenizer (Raffel et al., 2020): the most likely pieces under a unigram model (Kudo, 2018)."""
     tokenizer = Tokenizer(models.Unigram(list(vocab_scores), unk_id=unk_id, byte_fallback=False))
     if normalizer is not None:
         tokenizer.normalizer = normalizer
@@ -70,11 +95,21 @@ def build_unigram(vocab_scores: Sequence[tuple[str, float]], unk_id: int, normal
 
 
 def set_post_processor(
-    tokenizer: Tokenizer, template: Template, role_tokens: Mapping[str, str], *, add_prefix_space: bool = False, trim_offsets: bool = True
+    tokenizer: Tokenizer,
+    template: Template,
+    role_tokens: Mapping[str, str],
+    *,
+    add_prefix_space: bool = False,
+    trim_offsets: bool = True,
 ) -> None:
-    """Makes a tokeniser put around texts what the template puts there, under the names that its vocabulary has.
+    """Make a tokenizer add the special tokens of a template to texts.
 
-    `trim_offsets`: the space before a byte-level word is no part of what its token stands for.
+    Args:
+        tokenizer: the tokenizer, changed in place.
+        template: the template.
+        role_tokens: names of the special tokens in this vocabulary, by role.
+        add_prefix_space: put a space before the first word (byte-level BPE).
+        trim_offsets: exclude the space before a word from the offsets of its token (byte-level BPE).
     """
     roles = template_roles(template)
     if not roles:

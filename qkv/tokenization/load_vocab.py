@@ -1,4 +1,4 @@
-"""Vocabulary files of checkpoints made into tokenisers: what the files say, checked, and put together."""
+"""Build tokenizers from the vocabulary files of checkpoints, and check these files."""
 
 from __future__ import annotations
 
@@ -16,17 +16,23 @@ from qkv.tokenization.backend import parse_tokenizer_json
 from qkv.tokenization.template import Template, find_special_ids, match_template, sentinel_tokens, template_roles
 from qkv.tokenization.tokenizer_config import CONFIG_FILE, TokenizerConfig, parse_vocab_json, read_file
 
-TOKENIZER_JSON, VOCAB_TXT, VOCAB_JSON, MERGES_TXT, SPIECE_MODEL = "tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", "spiece.model"
+TOKENIZER_JSON, VOCAB_TXT, VOCAB_JSON, MERGES_TXT, SPIECE_MODEL = (
+    "tokenizer.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    "spiece.model",
+)
 
-# A tokeniser, and which of its ids has which role.
+# a tokenizer, and the id of each role
 BuiltTokenizer = tuple[Tokenizer, dict[str, int]]
 
 _SENTINEL = re.compile(r"<extra_id_\d+>")
-_ADVICE = "with transformers, save the tokeniser as tokenizer.json"
+_ADVICE = "save the tokenizer as tokenizer.json with transformers"
 
 
 def from_tokenizer_json(config: TokenizerConfig, name: str = TOKENIZER_JSON) -> BuiltTokenizer:
-    """tokenizer.json is the tokeniser; what tokenizer_config.json says outright of its class still counts."""
+    """Build the tokenizer of a tokenizer.json, with the options of tokenizer_config.json."""
     path = config.folder / name
     try:
         raw_json = json.loads(read_file(path))
@@ -40,13 +46,13 @@ def from_tokenizer_json(config: TokenizerConfig, name: str = TOKENIZER_JSON) -> 
 
 
 def from_vocab_txt(config: TokenizerConfig) -> BuiltTokenizer:
-    """vocab.txt, a piece a line."""
+    """Build a WordPiece tokenizer from vocab.txt, which has one piece per line."""
     path = config.folder / VOCAB_TXT
     vocabulary: dict[str, int] = {}
     for line_number, line in enumerate(_read_lines(path), 1):
         if line in vocabulary:
             reason = f"line {line_number} repeats '{line}' of line {vocabulary[line] + 1}"
-            raise InputError(f"{path}: {reason}, so that ids would be ambiguous; copy it again")
+            raise InputError(f"{path}: {reason}, so ids would be ambiguous; copy it again")
         vocabulary[line] = line_number - 1
     template = _require_template(config, VOCAB_TXT, vocabulary, "wordpiece")
     special_tokens = config.special_tokens(template)
@@ -63,7 +69,7 @@ def from_vocab_txt(config: TokenizerConfig) -> BuiltTokenizer:
 
 
 def from_vocab_merges(config: TokenizerConfig) -> BuiltTokenizer:
-    """vocab.json and merges.txt, of letters or of bytes."""
+    """Build a BPE tokenizer, of letters or of bytes, from vocab.json and merges.txt."""
     path = config.folder / VOCAB_JSON
     vocabulary = parse_vocab_json(read_file(path), str(path))
     is_word_bpe = any(name.endswith(build.END_OF_WORD_SUFFIX) for name in vocabulary)
@@ -79,7 +85,9 @@ def from_vocab_merges(config: TokenizerConfig) -> BuiltTokenizer:
         add_prefix_space = bool(config.flag("add_prefix_space", False))
         tokenizer = build.build_byte_bpe(vocabulary, merges, add_prefix_space=add_prefix_space)
         trim_offsets = bool(config.flag("trim_offsets", True))
-        build.set_post_processor(tokenizer, template, role_tokens, add_prefix_space=add_prefix_space, trim_offsets=trim_offsets)
+        build.set_post_processor(
+            tokenizer, template, role_tokens, add_prefix_space=add_prefix_space, trim_offsets=trim_offsets
+        )
         if not role_tokens and config.flag("add_bos_token", False):
             bos_token = _require_tokens(special_tokens, ("bos",), vocabulary, path)["bos"]
             tokenizer.post_processor = processors.TemplateProcessing(
@@ -91,17 +99,20 @@ def from_vocab_merges(config: TokenizerConfig) -> BuiltTokenizer:
 
 
 def from_spiece(config: TokenizerConfig) -> BuiltTokenizer:
-    """spiece.model, and sentinels after its pieces."""
+    """Build a unigram tokenizer from spiece.model, with sentinels after its pieces."""
     path = config.folder / SPIECE_MODEL
     model = sentencepiece_proto.parse_model(read_file(path), str(path))
     template = _require_template(config, SPIECE_MODEL, {piece.text: 0 for piece in model.pieces}, "unigram")
     if model.model_type != sentencepiece_proto.UNIGRAM:
         raise InputError(f"{path}: a SentencePiece model, but not a unigram one; {_ADVICE}")
     if any(piece.piece_type == sentencepiece_proto.BYTE for piece in model.pieces):
-        raise InputError(f"{path}: has pieces for single bytes, which are not read here; {_ADVICE}")
-    unk_id = next((token_id for token_id, piece in enumerate(model.pieces) if piece.piece_type == sentencepiece_proto.UNKNOWN), None)
+        raise InputError(f"{path}: has pieces for single bytes, which qkv does not support; {_ADVICE}")
+    unk_id = next(
+        (token_id for token_id, piece in enumerate(model.pieces) if piece.piece_type == sentencepiece_proto.UNKNOWN),
+        None,
+    )
     if unk_id is None:
-        raise InputError(f"{path}: has no unknown token; it is not a whole SentencePiece model")
+        raise InputError(f"{path}: has no unknown token; it is not a complete SentencePiece model")
     vocab_scores = [(piece.text, piece.score) for piece in model.pieces]
     extra_tokens = sentinel_tokens(_num_sentinels(config, template))
     vocab_scores += [(name, 0.0) for name in extra_tokens]
@@ -110,14 +121,22 @@ def from_spiece(config: TokenizerConfig) -> BuiltTokenizer:
     role_tokens = _require_tokens(special_tokens, template_roles(template), vocabulary, path)
     tokenizer = build.build_unigram(vocab_scores, unk_id, _make_normalizer(model.charsmap, path))
     build.set_post_processor(tokenizer, template, role_tokens)
-    special_pieces = [piece for piece in model.pieces if piece.piece_type in (sentencepiece_proto.CONTROL, sentencepiece_proto.USER_DEFINED)]
-    token_flags = [(piece.text, piece.piece_type == sentencepiece_proto.CONTROL) for piece in special_pieces] + [(name, True) for name in extra_tokens]
+    special_pieces = [
+        piece
+        for piece in model.pieces
+        if piece.piece_type in (sentencepiece_proto.CONTROL, sentencepiece_proto.USER_DEFINED)
+    ]
+    token_flags = [(piece.text, piece.piece_type == sentencepiece_proto.CONTROL) for piece in special_pieces] + [
+        (name, True) for name in extra_tokens
+    ]
     tokenizer.add_tokens([AddedToken(name, normalized=False, special=special) for name, special in token_flags])
     return _add_special_tokens(tokenizer, config, special_tokens, SPIECE_MODEL)
 
 
-def _add_special_tokens(tokenizer: Tokenizer, config: TokenizerConfig, special_tokens: Mapping[str, AddedToken], file: str) -> BuiltTokenizer:
-    """Marks the special tokens as such, and appends tokens that the folder adds to its vocabulary."""
+def _add_special_tokens(
+    tokenizer: Tokenizer, config: TokenizerConfig, special_tokens: Mapping[str, AddedToken], file: str
+) -> BuiltTokenizer:
+    """Mark the special tokens as special, and append the tokens that the folder adds to its vocabulary."""
     known_tokens = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     for expected_id, token in config.added_tokens:
         if token.content in known_tokens:
@@ -126,7 +145,7 @@ def _add_special_tokens(tokenizer: Tokenizer, config: TokenizerConfig, special_t
         known_tokens.add(token.content)
         if tokenizer.token_to_id(token.content) != expected_id:
             actual_id = tokenizer.token_to_id(token.content)
-            reason = f"the folder adds '{token.content}' as {expected_id}, but here it comes as {actual_id}"
+            reason = f"the folder adds '{token.content}' with id {expected_id}, but the vocabulary gives it {actual_id}"
             raise InputError(f"{config.folder / file}: {reason}; the files do not belong together")
     named_tokens = [special_tokens[role] for role in special_tokens if config.is_named(role)]
     default_tokens = [token for token in special_tokens.values() if tokenizer.token_to_id(token.content) is not None]
@@ -134,14 +153,17 @@ def _add_special_tokens(tokenizer: Tokenizer, config: TokenizerConfig, special_t
         if token.content not in known_tokens:
             tokenizer.add_tokens([token])
             known_tokens.add(token.content)
-    return tokenizer, find_special_ids({role: token.content for role, token in special_tokens.items()}, tokenizer.token_to_id)
+    role_tokens = {role: token.content for role, token in special_tokens.items()}
+    return tokenizer, find_special_ids(role_tokens, tokenizer.token_to_id)
 
 
 def _infer_template(tokenizer: Tokenizer, config: TokenizerConfig) -> Template | None:
-    """The template of a tokenizer.json, for the names that its folder leaves out."""
+    """Return the template of a tokenizer.json, for the special tokens that its folder does not name."""
     if config.template is not None or config.named_tokens:
         return config.template
-    return match_template(config.known_templates, _tokenizer_kind(tokenizer), tokenizer.get_vocab(with_added_tokens=True))
+    return match_template(
+        config.known_templates, _tokenizer_kind(tokenizer), tokenizer.get_vocab(with_added_tokens=True)
+    )
 
 
 def _tokenizer_kind(tokenizer: Tokenizer) -> str | None:
@@ -152,20 +174,23 @@ def _tokenizer_kind(tokenizer: Tokenizer) -> str | None:
 
 
 def _require_template(config: TokenizerConfig, file: str, vocabulary: Mapping[str, int], *kinds: str) -> Template:
-    """The template of bare vocabulary files; the first of `kinds` is what they look like.
+    """Return the template for vocabulary files; the first of `kinds` is the one that the files suggest.
 
-    Another class or family may cut the same files in another way; silence would give wrong ids.
+    A class or a family of another kind is refused, because it would use the same files with other ids.
     """
     path, template = config.folder / file, config.template
     if config.unknown_class is not None or (template is not None and template.kind not in kinds):
-        description = f"a '{config.class_name}' tokeniser" if config.class_name else f"a family of kind '{template.kind}'"
+        family_kind = template.kind if template is not None else None
+        description = f"a '{config.class_name}' tokenizer" if config.class_name else f"a family of kind '{family_kind}'"
         raise InputError(f"{path}: cannot be read for {description}; {_ADVICE}")
     if template is not None:
         return template
     candidates = [candidate for candidate in config.known_templates if candidate.kind == kinds[0]]
-    matched = candidates[0] if candidates and all(candidate == candidates[0] for candidate in candidates) else match_template(candidates, kinds[0], vocabulary)
+    if candidates and all(candidate == candidates[0] for candidate in candidates):
+        return candidates[0]
+    matched = match_template(candidates, kinds[0], vocabulary)
     if matched is None:
-        raise InputError(f"{path}: its special tokens are those of no family here; {_ADVICE}")
+        raise InputError(f"{path}: its special tokens are not those of a known family; {_ADVICE}")
     return matched
 
 
@@ -180,7 +205,7 @@ def _require_tokens(
 
 
 def _read_lines(path: Path) -> list[str]:
-    """Lines end with a line feed and nothing else: other separators of Unicode are tokens in some vocabularies."""
+    """Split a file at line feeds only: other line separators of Unicode are tokens in some vocabularies."""
     try:
         text = read_file(path).decode("utf-8")
     except UnicodeDecodeError:
@@ -199,7 +224,9 @@ def _read_merges(path: Path, vocabulary: Mapping[str, int]) -> list[tuple[str, s
             raise InputError(f"{path}: line {line_number} is not two tokens, but '{line}'; copy it again")
         for token in (*pair, "".join(pair)):
             if token not in vocabulary:
-                raise InputError(f"{path}: line {line_number} names '{token}', which {VOCAB_JSON} lacks; copy both again")
+                raise InputError(
+                    f"{path}: line {line_number} names '{token}', which {VOCAB_JSON} lacks; copy both again"
+                )
         merges.append((pair[0], pair[1]))
     return merges
 
@@ -216,11 +243,11 @@ def _make_normalizer(charsmap: bytes, path: Path) -> Any:
     try:
         return normalizers.Precompiled(charsmap) if charsmap else None
     except Exception:  # tokenizers raises the bare class
-        raise InputError(f"{path}: its table of characters is damaged; copy it again") from None
+        raise InputError(f"{path}: its character map is damaged; copy it again") from None
 
 
 def _apply_config_overrides(raw_json: Any, config: TokenizerConfig) -> None:
-    """As transformers does, its classes' own options win over the file that they come with."""
+    """Apply options of tokenizer_config.json to a tokenizer.json: as in transformers, they take precedence."""
     if config.template is None or not isinstance(raw_json, dict):
         return
     if config.template.kind == "wordpiece":
@@ -228,11 +255,22 @@ def _apply_config_overrides(raw_json: Any, config: TokenizerConfig) -> None:
         config_keys = {"lowercase": "do_lower_case", "strip_accents": "strip_accents"}
         config_keys["handle_chinese_chars"] = "tokenize_chinese_chars"
         if isinstance(component, dict) and component.get("type") == "BertNormalizer":
-            component.update({key: config.flag(name, None) for key, name in config_keys.items() if name in config.options})
+            component.update(
+                {key: config.flag(name, None) for key, name in config_keys.items() if name in config.options}
+            )
     add_prefix_space = config.flag("add_prefix_space", None) if config.template.kind == "byte_bpe" else None
     if add_prefix_space is not None:
-        components = [component for component in (raw_json.get("pre_tokenizer"), raw_json.get("post_processor")) if isinstance(component, dict)]
-        components += [component for parent in components for component in parent.get("processors", []) if isinstance(component, dict)]
+        components = [
+            component
+            for component in (raw_json.get("pre_tokenizer"), raw_json.get("post_processor"))
+            if isinstance(component, dict)
+        ]
+        components += [
+            component
+            for parent in components
+            for component in parent.get("processors", [])
+            if isinstance(component, dict)
+        ]
         for component in components:
             if "add_prefix_space" in component:
                 component["add_prefix_space"] = add_prefix_space

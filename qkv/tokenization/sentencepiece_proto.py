@@ -1,7 +1,7 @@
-"""SentencePiece's files and answers (Kudo and Richardson, 2018), read from their bytes.
+"""Parse model files and encodings of SentencePiece (Kudo and Richardson, 2018).
 
-Both are Protocol Buffers; the few fields that matter here are read without that library, so that a T5 vocabulary needs
-neither it nor sentencepiece. Field numbers: sentencepiece_model.proto and sentencepiece.proto of SentencePiece 0.2.
+Both are Protocol Buffers. The few fields that are needed are parsed here, so that reading a T5 vocabulary requires
+neither protobuf nor sentencepiece. Field numbers: sentencepiece_model.proto and sentencepiece.proto of version 0.2.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 
 
 class Piece(NamedTuple):
+    """One entry of a SentencePiece vocabulary."""
+
     text: str
     score: float
     piece_type: int
 
 
 class SentencePieceModel(NamedTuple):
-    """A SentencePiece model: its pieces in the order of their ids, and how text is normalised before them."""
+    """A SentencePiece model: its pieces in the order of their ids, and its text normalization."""
 
     pieces: list[Piece]
     model_type: int
@@ -39,6 +41,7 @@ class PieceSpan(NamedTuple):
 
 
 def parse_model(content: bytes, location: str) -> SentencePieceModel:
+    """Parse a model file; `location` names it in errors."""
     pieces: list[Piece] = []
     model_type, charsmap = UNIGRAM, b""
     field_numbers = set()
@@ -48,28 +51,32 @@ def parse_model(content: bytes, location: str) -> SentencePieceModel:
             if field_number == 1:
                 pieces.append(_parse_piece(_require_bytes(value)))
             elif field_number == 2:
-                model_type = next((int(v) for n, v in _iter_fields(_require_bytes(value)) if n == 3 and isinstance(v, int)), model_type)
+                settings = _iter_fields(_require_bytes(value))
+                model_type = next((int(v) for n, v in settings if n == 3 and isinstance(v, int)), model_type)
             elif field_number == 3:
-                charsmap = next((_require_bytes(v) for n, v in _iter_fields(_require_bytes(value)) if n == 2), charsmap)
+                settings = _iter_fields(_require_bytes(value))
+                charsmap = next((_require_bytes(v) for n, v in settings if n == 2), charsmap)
     except (ValueError, struct.error):
         raise InputError(f"{location}: damaged or not a SentencePiece model; copy it again") from None
-    # The settings come after the pieces: a file that was cut between two pieces has none.
+    # the settings follow the pieces, so that a file truncated between two pieces has none
     if not {1, 2, 3} <= field_numbers:
-        raise InputError(f"{location}: not a whole SentencePiece model; copy it again")
+        raise InputError(f"{location}: not a complete SentencePiece model; copy it again")
     return SentencePieceModel(pieces, model_type, charsmap)
 
 
 def parse_spans(content: bytes, text: str) -> list[PieceSpan]:
-    """What sentencepiece's `encode_as_serialized_proto` says of `text`; it counts bytes, people count characters."""
-    pieces = [dict(_iter_fields(_require_bytes(value))) for field_number, value in _iter_fields(content) if field_number == 2]
+    """Parse the result of sentencepiece's `encode_as_serialized_proto`; byte offsets become character offsets."""
+    messages = (_require_bytes(value) for field_number, value in _iter_fields(content) if field_number == 2)
+    pieces = [dict(_iter_fields(message)) for message in messages]
     char_offsets = [0]
     for index, char in enumerate(text):
         char_offsets.extend([index] * (len(char.encode()) - 1))
         char_offsets.append(index + 1)
-    return [
-        PieceSpan(_require_bytes(piece[1]).decode(), char_offsets[_require_int(piece.get(4, 0))], char_offsets[_require_int(piece.get(5, 0))])
-        for piece in pieces
-    ]
+    spans = []
+    for piece in pieces:
+        start, end = (char_offsets[_require_int(piece.get(field_number, 0))] for field_number in (4, 5))
+        spans.append(PieceSpan(_require_bytes(piece[1]).decode(), start, end))
+    return spans
 
 
 def _parse_piece(content: bytes) -> Piece:
@@ -85,7 +92,7 @@ def _parse_piece(content: bytes) -> Piece:
 
 
 def _iter_fields(content: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """The fields of one message, as Protocol Buffers' encoding guide lays them out."""
+    """Yield number and value of each field of a Protocol Buffers message."""
     offset = 0
     while offset < len(content):
         key, offset = _read_varint(content, offset)

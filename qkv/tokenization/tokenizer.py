@@ -1,9 +1,9 @@
-"""Text to ids and back: trained here or read from a checkpoint.
+"""Tokenizers: text to ids and back, trained here or read from a checkpoint.
 
-A tokeniser that is trained here for no family in particular has four special tokens at ids 0..3, others have their
-family's. In any tokeniser they are structure, never text: whatever a user writes, `<s>` included, is read as ordinary
-characters, so that no input can end a sentence or start another one. Only `parse_special_tokens=True` recognises them, for a text
-in which somebody wrote [MASK] on purpose.
+A tokenizer that is trained without a family's template has four special tokens with ids 0 to 3; others have the special
+tokens of their family. A text never contains special tokens: "<s>" in a user's input is read as ordinary characters, so
+that no input can end a sequence or start another one. Only `parse_special_tokens=True` recognizes them, for texts such
+as "the [MASK] sat".
 """
 
 from __future__ import annotations
@@ -20,21 +20,28 @@ from tokenizers import Tokenizer as HFTokenizer
 from qkv.errors import InputError
 from qkv.files import atomic_write_text
 from qkv.tokenization.backend import Encoding, FastBackend, TokenizerBackend, check_unicode, parse_tokenizer_json
-from qkv.tokenization.marian import MarianBackend
+from qkv.tokenization.sentencepiece_pair import SentencePieceBackend
 from qkv.tokenization.template import BOS, EOS, PAD, ROLES, SPECIAL_TOKENS, UNK, Template
 from qkv.tokenization.train_vocab import train_vocab
 
-__all__ = ["BOS", "EOS", "PAD", "ROLES", "SPECIAL_TOKENS", "UNK", "ForeignTokenizerError", "Tokenizer", "train_tokenizer"]
+__all__ = [
+    "BOS",
+    "EOS",
+    "PAD",
+    "ROLES",
+    "SPECIAL_TOKENS",
+    "UNK",
+    "ForeignTokenizerError",
+    "Tokenizer",
+    "train_tokenizer",
+]
 
+_SENTENCEPIECE = "sentencepiece_pair"  # key of the backend's settings in a saved file
 _VISIBLE_WHITESPACE = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"})
 
 
 class Tokenizer:
-    """Cuts text into ids and never cuts a sentence short, pads it, or reads a special token in it.
-
-    `special_ids` says which id has which role; without it the tokeniser is one of ours, with the four special tokens at hand.
-    `files` are those of the checkpoint folder that it was read from, for `save_tokenizers` to give back.
-    """
+    """Splits text into tokens, without truncation or padding."""
 
     def __init__(
         self,
@@ -42,78 +49,101 @@ class Tokenizer:
         special_ids: Mapping[str, int] | None = None,
         files: Mapping[str, bytes] | None = None,
     ) -> None:
+        """Wrap a backend.
+
+        Args:
+            backend: the object that splits texts.
+            special_ids: id of each role's special token; None: a tokenizer trained here with the four special tokens.
+            files: files of the checkpoint folder that it was read from; `save_tokenizers` writes them unchanged.
+        """
         self.backend: TokenizerBackend = FastBackend(backend) if isinstance(backend, HFTokenizer) else backend
         self.is_native = special_ids is None
-        self.special_ids: dict[str, int] = _native_special_ids(self.backend) if special_ids is None else dict(special_ids)
+        self.special_ids: dict[str, int] = (
+            _native_special_ids(self.backend) if special_ids is None else dict(special_ids)
+        )
         self.files: dict[str, bytes] = dict(files or {})
-        self.pad_id, self.unk_id, self.bos_id, self.eos_id, self.mask_id, self.cls_id, self.sep_id = map(self.special_ids.get, ROLES)
+        self.pad_id, self.unk_id, self.bos_id, self.eos_id, self.mask_id, self.cls_id, self.sep_id = map(
+            self.special_ids.get, ROLES
+        )
 
     def __reduce__(self) -> tuple[type[Tokenizer], tuple[Any, ...]]:
         return Tokenizer, (self.backend, None if self.is_native else self.special_ids, self.files)
 
     @property
     def vocab_size(self) -> int:
-        """Number of ids, the special ones included."""
+        """Number of tokens, including the special ones."""
         return self.backend.vocab_size
 
     def token_to_id(self, token: str) -> int | None:
-        """The id of a token by its name in the vocabulary, e.g. T5's `<extra_id_0>`; None if it has none."""
+        """Return the id of a token of the vocabulary, such as T5's `<extra_id_0>`; None if it is unknown."""
         return self.backend.token_to_id(token)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text`, nothing added."""
+        """Return the ids of a text, without special tokens."""
         check_unicode(text, "text")
         return self.backend.encode_ids(text)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """`encode` of each text, in parallel and without the bookkeeping of offsets."""
+        """Return the ids of each text, without special tokens; runs in parallel and computes no offsets."""
         for number, text in enumerate(texts, 1):
             check_unicode(text, f"text {number}")
         return self.backend.encode_ids_batch(texts)
 
     def encode_plus(self, text: str, pair: str | None = None, *, parse_special_tokens: bool = False) -> Encoding:
-        """`text`, or two texts, in the tokeniser's own template, e.g. [CLS] text [SEP] pair [SEP].
+        """Return the model input for one text or two, such as [CLS] text [SEP] pair [SEP].
 
-        `parse_special_tokens` reads special tokens in the text as such: "the [MASK] sat".
+        Args:
+            text: the text.
+            pair: the second text.
+            parse_special_tokens: recognize special tokens in the texts, such as [MASK] in "the [MASK] sat".
         """
         check_unicode(text, "text")
         check_unicode(pair or "", "pair")
         return self.backend.encode(text, pair, add_special_tokens=True, parse_special_tokens=parse_special_tokens)
 
-    def encode_plus_batch(self, inputs: Sequence[str | tuple[str, str]], *, parse_special_tokens: bool = False) -> list[Encoding]:
-        """`encode_plus` of each text, or of each (text, pair), in parallel."""
+    def encode_plus_batch(
+        self, inputs: Sequence[str | tuple[str, str]], *, parse_special_tokens: bool = False
+    ) -> list[Encoding]:
+        """Return the model input for each text or (text, pair), in parallel; see `encode_plus`."""
         for number, item in enumerate(inputs, 1):
             for text in (item,) if isinstance(item, str) else item:
                 check_unicode(text, f"text {number}")
         return self.backend.encode_batch(inputs, parse_special_tokens=parse_special_tokens)
 
     def encode_pretokenized(self, words: Sequence[str], pair: Sequence[str] | None = None) -> Encoding:
-        """`encode_plus` of a text that is already cut into words, for tagging: `word_ids` then tells which one a token is of.
+        """Return the model input for a text that is split into words already; `word_ids` maps tokens to these words.
 
-        Byte-level BPE reads each word, the first one too, with a space before it; a word may have no token at all.
+        Byte-level BPE puts a space before each word, including the first. A word may have no token at all.
         """
         for number, word in enumerate([*words, *(pair or ())], 1):
             check_unicode(word, f"word {number}")
-        return self.backend.encode(list(words), None if pair is None else list(pair), add_special_tokens=True, parse_special_tokens=False)
+        return self.backend.encode(
+            list(words), None if pair is None else list(pair), add_special_tokens=True, parse_special_tokens=False
+        )
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids`; special tokens leave no trace."""
+        """Return the text of some ids, without special tokens."""
         return self.backend.decode(ids)
 
     def ids_to_display(self, ids: Sequence[int]) -> list[str]:
-        """One label for each id, for plots: white space made visible, special tokens by name."""
+        """Return one label per id for plots, with visible white space and the names of special tokens."""
         return [self.backend.display_token(token_id).translate(_VISIBLE_WHITESPACE) for token_id in ids]
 
     def display_tokens(self, text: str) -> list[str]:
-        """One label for each id of `text`, for plots: as `ids_to_display`, but an unknown piece as the user wrote it."""
+        """Return one label per token of a text for plots; an unknown token is shown as it is in the text."""
         return [
-            (text[start:end] if token_id == self.unk_id else self.backend.display_token(token_id)).translate(_VISIBLE_WHITESPACE)
+            (text[start:end] if token_id == self.unk_id else self.backend.display_token(token_id)).translate(
+                _VISIBLE_WHITESPACE
+            )
             for token_id, (start, end) in self._iter_token_spans(text)
         ]
 
     def first_unknown(self, text: str) -> str | None:
-        """The first piece of `text` that has no id, as the user wrote it; None when every piece has one."""
-        return next((text[start:end] for token_id, (start, end) in self._iter_token_spans(text) if token_id == self.unk_id), None)
+        """Return the first part of a text that is an unknown token; None if there is none."""
+        return next(
+            (text[start:end] for token_id, (start, end) in self._iter_token_spans(text) if token_id == self.unk_id),
+            None,
+        )
 
     def _iter_token_spans(self, text: str) -> Iterator[tuple[int, tuple[int, int]]]:
         check_unicode(text, "text")
@@ -121,7 +151,7 @@ class Tokenizer:
         return zip(encoding.ids, encoding.offsets, strict=True)
 
     def save(self, path: str | Path) -> None:
-        """Writes one JSON file: tokenizers' own for one of ours, else that with roles and files beside it."""
+        """Write one JSON file: a plain tokenizer.json, or for a tokenizer of a checkpoint one with roles and files."""
         atomic_write_text(Path(path), self._to_json())
 
     def _to_json(self) -> str:
@@ -130,19 +160,20 @@ class Tokenizer:
             return backend_json
         files = {name: base64.b64encode(zlib.compress(content)).decode() for name, content in self.files.items()}
         metadata: dict[str, object] = {"roles": self.special_ids, "files": files}
-        if isinstance(self.backend, MarianBackend):
-            metadata["marian"] = {"side": self.backend.side, "names": dict(self.backend.role_tokens)}
-        return json.dumps({"qkv": metadata, "tokenizer": json.loads(backend_json) if backend_json else None}, ensure_ascii=False)
+        if isinstance(self.backend, SentencePieceBackend):
+            metadata[_SENTENCEPIECE] = {"side": self.backend.side, "names": dict(self.backend.role_tokens)}
+        tokenizer = json.loads(backend_json) if backend_json else None
+        return json.dumps({"qkv": metadata, "tokenizer": tokenizer}, ensure_ascii=False)
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
-        """Read what `save` wrote; the file alone is enough."""
+        """Read a file that `save` wrote."""
         try:
             text = Path(path).read_text(encoding="utf-8")
         except OSError as problem:
-            raise InputError(f"{path}: cannot read the tokeniser ({problem.strerror}); check the path") from None
+            raise InputError(f"{path}: cannot read the tokenizer ({problem.strerror}); check the path") from None
         except UnicodeDecodeError:
-            raise InputError(f"{path}: not a tokeniser (not UTF-8 text); give a tokenizer.json") from None
+            raise InputError(f"{path}: not a tokenizer (not UTF-8 text); give a tokenizer.json") from None
         try:
             return cls._from_json(text)
         except InputError as problem:
@@ -156,32 +187,34 @@ class Tokenizer:
         if not isinstance(raw_json, dict) or "qkv" not in raw_json:
             return cls(parse_tokenizer_json(text))
         metadata = raw_json["qkv"]
-        _check_roles([*metadata["roles"], *(metadata["marian"]["names"] if "marian" in metadata else ())])
+        sentencepiece = metadata.get(_SENTENCEPIECE)
+        _check_roles([*metadata["roles"], *(sentencepiece["names"] if sentencepiece else ())])
         files = {name: zlib.decompress(base64.b64decode(content)) for name, content in metadata["files"].items()}
-        if "marian" in metadata:
-            backend: TokenizerBackend = MarianBackend(files, metadata["marian"]["side"], metadata["marian"]["names"])
+        if sentencepiece:
+            backend: TokenizerBackend = SentencePieceBackend(files, sentencepiece["side"], sentencepiece["names"])
         else:
             backend = FastBackend.from_json(json.dumps(raw_json["tokenizer"]))
         return cls(backend, {role: int(metadata["roles"][role]) for role in ROLES if role in metadata["roles"]}, files)
 
 
 class ForeignTokenizerError(InputError):
-    """A tokenizer.json that somebody else made, whose special tokens have other names or ids."""
+    """A tokenizer.json that was not written by qkv: its special tokens have other names or ids."""
 
 
 def _check_roles(roles: Iterable[str]) -> None:
     unknown = next((role for role in roles if role not in ROLES), None)
     if unknown is not None:
         reason = f"special-token role '{unknown}' is unknown; the roles are {', '.join(ROLES)}"
-        raise InputError(f"{reason} (was it saved by an older qkv? train or import the tokeniser again)")
+        raise InputError(f"{reason} (was it saved by an older qkv? train or import the tokenizer again)")
 
 
 def _native_special_ids(backend: TokenizerBackend) -> dict[str, int]:
     missing = [token for token in SPECIAL_TOKENS if backend.token_to_id(token) is None]
     if missing:
-        raise ForeignTokenizerError(f"not a qkv tokeniser: it has no {', '.join(missing)}; train one with qkv")
+        raise ForeignTokenizerError(f"not a qkv tokenizer: it has no {', '.join(missing)}; train one with qkv")
     if [backend.token_to_id(token) for token in SPECIAL_TOKENS] != list(range(len(SPECIAL_TOKENS))):
-        raise ForeignTokenizerError(f"not a qkv tokeniser: {', '.join(SPECIAL_TOKENS)} are not its first ids; train one with qkv")
+        names = ", ".join(SPECIAL_TOKENS)
+        raise ForeignTokenizerError(f"not a qkv tokenizer: {names} are not its first ids; train one with qkv")
     return {role: token_id for token_id, role in enumerate(ROLES[: len(SPECIAL_TOKENS)])}
 
 
@@ -193,12 +226,15 @@ def train_tokenizer(
     lowercase: bool | None = None,
     template: Template | None = None,
 ) -> Tokenizer:
-    """Learn a vocabulary from `lines`, read once; the same lines in any order give the same tokeniser.
+    """Train a tokenizer; the order of the lines does not matter.
 
-    The kinds are character, whitespace, bpe (byte-level) and a family's own: wordpiece, byte_bpe, word_bpe, unigram. With a
-    family's `template` it has the special tokens of that family at their ids and frames texts as the family does; with
-    none it has the usual four and adds nothing. `vocab_size` counts the special tokens; it is an upper limit, and may be left
-    out for character and whitespace. `lowercase` is by default the template's.
+    Args:
+        kind: character, whitespace, bpe (byte-level), or a family's kind: wordpiece, byte_bpe, word_bpe, unigram.
+        lines: the text, read once.
+        vocab_size: maximum number of tokens, including special ones; optional for character and whitespace.
+        lowercase: lowercase texts; None: as in the template.
+        template: adds the special tokens of a family, with their ids, to the vocabulary and to model inputs; None: the
+            vocabulary has the four special tokens, and model inputs have none.
     """
     backend, special_ids = train_vocab(kind, lines, vocab_size, lowercase, template)
     return Tokenizer(backend, special_ids)

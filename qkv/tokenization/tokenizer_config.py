@@ -1,7 +1,7 @@
-"""What a checkpoint folder says of its tokeniser beside the vocabulary: its class, its options, its special tokens.
+"""The tokenizer settings of a checkpoint folder: class, options and special tokens.
 
-Hugging Face has kept this in three places over the years: tokenizer_config.json (with `added_tokens_decoder` since
-2023), special_tokens_map.json and added_tokens.json. Which one wins: as in transformers 5.
+Hugging Face has stored them in three files: tokenizer_config.json (with `added_tokens_decoder` since 2023),
+special_tokens_map.json and added_tokens.json. Their precedence is that of transformers 5.
 """
 
 from __future__ import annotations
@@ -18,7 +18,11 @@ from tokenizers import AddedToken
 from qkv.errors import InputError
 from qkv.tokenization.template import Template
 
-CONFIG_FILE, SPECIAL_TOKENS_MAP_FILE, ADDED_TOKENS_FILE = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
+CONFIG_FILE, SPECIAL_TOKENS_MAP_FILE, ADDED_TOKENS_FILE = (
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+)
 
 ROLE_TO_HF_KEY = {
     "bos": "bos_token",
@@ -30,62 +34,70 @@ ROLE_TO_HF_KEY = {
     "mask": "mask_token",
 }
 
-# These classes say how a tokenizer.json is read, not what is in it.
+# classes that read any tokenizer.json, so that they imply no template
 _GENERIC_CLASSES = {"PreTrainedTokenizer", "PreTrainedTokenizerFast", "TokenizersBackend"}
 
 
 @dataclass(frozen=True)
 class TokenizerConfig:
-    """What the files say. `named_tokens` holds the special tokens that they name, None where they deny that there is one."""
+    """Tokenizer settings of a checkpoint folder."""
 
     folder: Path
-    options: Mapping[str, Any]
-    named_tokens: Mapping[str, Any]
-    additional_tokens: tuple[AddedToken, ...]
-    added_tokens: tuple[tuple[int, AddedToken], ...]
-    class_name: str | None
+    options: Mapping[str, Any]  # content of tokenizer_config.json
+    named_tokens: Mapping[str, Any]  # role -> special token; None: the files state that the role has none
+    additional_tokens: tuple[AddedToken, ...]  # special tokens without a role
+    added_tokens: tuple[tuple[int, AddedToken], ...]  # tokens outside the vocabulary, with their ids
+    class_name: str | None  # tokenizer class, without "Fast"
     family_template: Template | None
-    known_templates: Iterable[Template]  # imports the families when iterated over
+    known_templates: Iterable[Template]  # iterating over them imports the families
 
     @property
     def template(self) -> Template | None:
-        """That of the class which the files name, whatever the family's; None where neither is known."""
+        """The template of the class that the files name, or else of the family; None if neither is known."""
         if self.class_name is None or self.class_name in _GENERIC_CLASSES:
             return self.family_template
-        templates = (candidate for candidate in chain([self.family_template], self.known_templates) if candidate is not None)
+        templates = (
+            candidate for candidate in chain([self.family_template], self.known_templates) if candidate is not None
+        )
         return next((candidate for candidate in templates if self.class_name in candidate.hf_classes), None)
 
     @property
     def unknown_class(self) -> str | None:
-        """A class that the files name and that is not known here: its own code may do anything to a text."""
+        """The class that the files name, if it is unknown; its code may process texts in any way."""
         is_known = self.class_name is None or self.class_name in _GENERIC_CLASSES or self.template is not None
         return None if is_known else self.class_name
 
     def flag(self, name: str, default: bool | None) -> bool | None:
+        """Return an option that is true, false or null."""
         value = self.options.get(name, default)
         if value is None or isinstance(value, bool):
             return value
         raise InputError(f"{self.folder / CONFIG_FILE}: '{name}' is {value!r}; make it true or false")
 
     def special_tokens(self, template: Template | None) -> dict[str, AddedToken]:
-        """The token in each role: the one that the files name, else the template's."""
+        """Return the token of each role: the one that the files name, or else the template's."""
         all_named = self.class_name in _GENERIC_CLASSES and self.named_tokens
         defaults = {} if all_named or template is None else template.special_tokens
         merged = {**defaults, **self.named_tokens}
-        special_tokens = {role: parse_added_token(merged[role], self.folder / CONFIG_FILE) for role in ROLE_TO_HF_KEY if merged.get(role) is not None}
+        roles = (role for role in ROLE_TO_HF_KEY if merged.get(role) is not None)
+        special_tokens = {role: parse_added_token(merged[role], self.folder / CONFIG_FILE) for role in roles}
         if template is not None and template.mask_lstrip and isinstance(merged.get("mask"), str):
-            # As in fairseq: the space before a mask belongs to it, and is then not a token of its own.
+            # as in fairseq, the mask includes the space before it
             special_tokens["mask"] = AddedToken(merged["mask"], lstrip=True, special=True)
         return special_tokens
 
     def is_named(self, role: str) -> bool:
+        """Return whether the files name a token for a role."""
         return self.named_tokens.get(role) is not None
 
 
-def read_tokenizer_config(folder: Path, family_template: Template | None, known_templates: Iterable[Template]) -> TokenizerConfig:
+def read_tokenizer_config(
+    folder: Path, family_template: Template | None, known_templates: Iterable[Template]
+) -> TokenizerConfig:
+    """Read the tokenizer settings of a checkpoint folder."""
     options, special_tokens_map = (read_json(folder / name) for name in (CONFIG_FILE, SPECIAL_TOKENS_MAP_FILE))
     is_complete = "added_tokens_decoder" in options
-    # The newer file, where it is complete, makes the older one obsolete.
+    # a complete tokenizer_config.json makes special_tokens_map.json obsolete
     merged = options if is_complete else {**options, **special_tokens_map}
     location = folder / CONFIG_FILE
     named_tokens = {role: merged[key] for role, key in ROLE_TO_HF_KEY.items() if key in merged}
@@ -97,18 +109,24 @@ def read_tokenizer_config(folder: Path, family_template: Template | None, known_
     if is_complete:
         added_tokens = _parse_added_tokens_decoder(options["added_tokens_decoder"], location)
     else:
-        special_names = {parse_added_token(value, location).content for value in named_tokens.values() if value is not None}
+        special_names = {
+            parse_added_token(value, location).content for value in named_tokens.values() if value is not None
+        }
         special_names |= {token.content for token in additional_tokens}
-        added_tokens = _parse_legacy_added_tokens(read_json(folder / ADDED_TOKENS_FILE), special_names, folder / ADDED_TOKENS_FILE)
+        added_tokens = _parse_legacy_added_tokens(
+            read_json(folder / ADDED_TOKENS_FILE), special_names, folder / ADDED_TOKENS_FILE
+        )
     class_name = options.get("tokenizer_class")
     if isinstance(class_name, str) and class_name not in _GENERIC_CLASSES:
         class_name = class_name.removesuffix("Fast")
     class_name = class_name if isinstance(class_name, str) else None
-    return TokenizerConfig(folder, options, named_tokens, additional_tokens, added_tokens, class_name, family_template, known_templates)
+    return TokenizerConfig(
+        folder, options, named_tokens, additional_tokens, added_tokens, class_name, family_template, known_templates
+    )
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; an empty one where there is no such file."""
+    """Read a JSON object; a missing file is an empty one."""
     if not path.is_file():
         return {}
     try:
@@ -121,6 +139,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_file(path: Path) -> bytes:
+    """Read a file; a failure is an InputError."""
     try:
         return path.read_bytes()
     except OSError as problem:
@@ -128,7 +147,7 @@ def read_file(path: Path) -> bytes:
 
 
 def parse_vocab_json(content: bytes, location: str) -> dict[str, int]:
-    """A vocab.json: tokens and their ids, each id once."""
+    """Parse a vocab.json, which maps tokens to distinct ids."""
     try:
         table = json.loads(content)
     except ValueError:  # covers bad UTF-8 as well
@@ -141,7 +160,7 @@ def parse_vocab_json(content: bytes, location: str) -> dict[str, int]:
 
 
 def parse_added_token(value: Any, location: Path, *, special: bool = True) -> AddedToken:
-    """A token as the files write it: a string, or an object with its name and how it is matched in a text."""
+    """Parse a token of the files: a string, or an object with its name and matching options."""
     if isinstance(value, str):
         return AddedToken(value, special=special)
     if not isinstance(value, dict) or not isinstance(value.get("content"), str):
@@ -158,7 +177,9 @@ def _parse_added_tokens_decoder(table: Any, location: Path) -> tuple[tuple[int, 
     return tuple((token_id, parse_added_token(token, location, special=special)) for token_id, token, special in items)
 
 
-def _parse_legacy_added_tokens(table: Mapping[str, Any], special_names: set[str], location: Path) -> tuple[tuple[int, AddedToken], ...]:
+def _parse_legacy_added_tokens(
+    table: Mapping[str, Any], special_names: set[str], location: Path
+) -> tuple[tuple[int, AddedToken], ...]:
     if not all(type(token_id) is int for token_id in table.values()):
         raise InputError(f"{location}: not a table of tokens and their ids; copy it again")
     return tuple(

@@ -1,4 +1,4 @@
-"""What pretraining asks about a vocabulary: which tokens are structure, go on with a word, end a sentence."""
+"""Tables of a vocabulary for masking and noise: special tokens, subword continuations, ends of sentences."""
 
 from __future__ import annotations
 
@@ -18,48 +18,59 @@ BoolArray = npt.NDArray[np.bool_]
 
 _SENTINEL = re.compile(r"<extra_id_(\d+)>")
 _SENTENCE_END = re.compile(r"[.!?。！？…]+[\"'”’»)\]]*")
-_SPACES = "ĠĊĉč"  # how byte-level BPE writes space, line feed, tab and carriage return
+_SPACES = "ĠĊĉč"  # space, line feed, tab and carriage return in byte-level BPE
 
 
 @dataclass(frozen=True, eq=False)
 class VocabTables:
     """Tables over a vocabulary of V tokens."""
 
-    is_special: BoolArray  # [V] structure, never text: not masked, not asked for, not put in
-    mask_id: int | None = None  # the token that stands for what is to be restored
-    is_sentence_end: BoolArray | None = None  # [V] ends a sentence
-    is_subword_continuation: BoolArray | None = None  # [V] belongs to the word of the token before; None: this vocabulary cannot tell
-    sentinel_ids: tuple[int, ...] = ()  # T5's, first one first
+    is_special: BoolArray  # [V] special tokens: never masked, predicted or inserted as random tokens
+    mask_id: int | None = None
+    is_sentence_end: BoolArray | None = None  # [V] tokens that end a sentence
+    # [V] tokens that belong to the same word as the token before; None: the vocabulary does not mark words
+    is_subword_continuation: BoolArray | None = None
+    sentinel_ids: tuple[int, ...] = ()  # T5's sentinels, starting with <extra_id_0>
 
     @cached_property
     def text_ids(self) -> npt.NDArray[np.int64]:
-        """The ids of all tokens that are text."""
+        """Ids of all tokens that are not special."""
         return np.flatnonzero(~self.is_special)
 
     def check_ids(self, ids: npt.NDArray[np.int64]) -> None:
+        """Refuse ids outside the vocabulary."""
         if len(ids) and not 0 <= ids.min() <= ids.max() < len(self.is_special):
             invalid_id = ids.min() if ids.min() < 0 else ids.max()
-            raise InputError(f"token {invalid_id} is none of the vocabulary's {len(self.is_special)}; tokenise the text again")
+            size = len(self.is_special)
+            raise InputError(
+                f"token id {invalid_id} is outside the vocabulary of {size} tokens; tokenize the text again"
+            )
 
 
 def build_vocab_tables(tokenizer: Tokenizer) -> VocabTables:
-    """The tables of a tokeniser's vocabulary."""
+    """Return the tables of a tokenizer's vocabulary."""
     backend = tokenizer.backend
     tokens = [backend.id_to_token(token_id) for token_id in range(tokenizer.vocab_size)]
-    special_tokens = {*backend.special_tokens, None}  # a number that no token has is never put into a text
+    special_tokens = {*backend.special_tokens, None}  # None: an id without a token is never inserted into a text
     is_special = np.array([token in special_tokens for token in tokens])
     is_special[[token_id for token_id in tokenizer.special_ids.values() if token_id < len(tokens)]] = True
     texts = [(token or "").lstrip("▁" + _SPACES).removeprefix("##").removesuffix("</w>") for token in tokens]
     is_sentence_end = np.array([_SENTENCE_END.fullmatch(text) is not None for text in texts]) & ~is_special
     matches = ((_SENTINEL.fullmatch(token or ""), token_id) for token_id, token in enumerate(tokens))
     sentinels = sorted((int(match[1]), token_id) for match, token_id in matches if match)
-    return VocabTables(is_special, tokenizer.mask_id, is_sentence_end, _subword_continuations(tokenizer, tokens), tuple(sentinel_id for _, sentinel_id in sentinels))
+    return VocabTables(
+        is_special,
+        tokenizer.mask_id,
+        is_sentence_end,
+        _subword_continuations(tokenizer, tokens),
+        tuple(sentinel_id for _, sentinel_id in sentinels),
+    )
 
 
 def _subword_continuations(tokenizer: Tokenizer, tokens: list[str | None]) -> BoolArray | None:
-    """By what a vocabulary puts before a token: "##" inside a word, or "Ġ" or "▁" at its beginning.
+    """Return which tokens continue a word: those with "##", or those without "Ġ" or "▁", depending on the vocabulary.
 
-    A full stop that follows a word without a space goes with it in the latter two, as in fairseq.
+    With "Ġ" and "▁", punctuation that follows a word without a space belongs to the word, as in fairseq.
     """
     if not isinstance(tokenizer.backend, FastBackend):
         return np.array([not (token or "").startswith("▁") for token in tokens])
@@ -70,4 +81,6 @@ def _subword_continuations(tokenizer: Tokenizer, tokens: list[str | None]) -> Bo
     if model["type"] == "WordPiece":
         return np.array([(token or "").startswith(model["continuing_subword_prefix"]) for token in tokens])
     word_prefixes = _SPACES if "ByteLevel" in pre_tokenizer else "▁" if "Metaspace" in pre_tokenizer else ""
-    return np.array([not (token or " ").startswith(tuple(word_prefixes)) for token in tokens]) if word_prefixes else None
+    if not word_prefixes:
+        return None
+    return np.array([not (token or " ").startswith(tuple(word_prefixes)) for token in tokens])

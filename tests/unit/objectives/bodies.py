@@ -26,14 +26,20 @@ def marks() -> VocabTables:
     special = np.zeros(VOCABULARY, dtype=bool)
     special[[*range(5), *SENTINELS]] = True
     number = np.arange(VOCABULARY)
-    return VocabTables(special, mask_id=MASK, is_sentence_end=number == 10, is_subword_continuation=number % 2 == 0, sentinel_ids=SENTINELS)
+    return VocabTables(
+        special,
+        mask_id=MASK,
+        is_sentence_end=number == 10,
+        is_subword_continuation=number % 2 == 0,
+        sentinel_ids=SENTINELS,
+    )
 
 
 MARKS = marks()
 
 
 def model(name: str, *, vocabulary: int = VOCABULARY, length: int = 40, width: int = 12, **given: Any) -> Any:
-    """Sharp enough that targets differ in probability."""
+    """Return a model with weights large enough that targets differ in probability."""
     module = get_family(name)
     shape = next(iter(module.PRESETS.values()))
     small = {"d_model": width, "heads": 2, "layers": 2, "d_ff": 24, "max_length": length, "d_kv": 6}
@@ -57,14 +63,14 @@ def text(lengths: Sequence[int] = (9, 1, 14, 2, 20), framed: bool = False) -> Pa
 
 
 def halves(pieces: PackedChunks, at: int = 2) -> list[PackedChunks]:
-    """The same pieces in two batches."""
+    """Return the chunks in two batches."""
     edge = int(pieces.lengths[:at].sum())
     first = PackedChunks(pieces.ids[:edge], pieces.lengths[:at], pieces.indices[:at])
     return [first, PackedChunks(pieces.ids[edge:], pieces.lengths[at:], pieces.indices[at:])]
 
 
 def gradients(body: Any, parts: Sequence[Any], losses: Callable[[Any, Any], tuple[LossSum, ...]]) -> list[Tensor]:
-    """Of the loss of a batch that comes in parts."""
+    """Return the gradients of the loss of a batch that is split into micro-batches."""
     body.zero_grad()
     combine_losses([losses(body, part) for part in parts]).backward()
     return [parameter.grad.clone() for parameter in body.parameters() if parameter.grad is not None]

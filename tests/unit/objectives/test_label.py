@@ -35,7 +35,10 @@ def test_a_weighted_loss_is_the_same_however_a_batch_is_cut(chance: torch.Genera
     logits, right = torch.randn(5, 3, generator=chance), torch.tensor([0, 2, 1, 1, 0])
     weights = torch.tensor([1.0, 2.0, 5.0])
     whole = float(classification.cross_entropy(logits, inputs(right), weights).total)
-    parts = [float(classification.cross_entropy(logits[cut], inputs(right[cut]), weights).total) for cut in (slice(0, 2), slice(2, 5))]
+    parts = [
+        float(classification.cross_entropy(logits[cut], inputs(right[cut]), weights).total)
+        for cut in (slice(0, 2), slice(2, 5))
+    ]
     assert whole == pytest.approx(sum(parts))
     assert whole == pytest.approx(float(F.cross_entropy(logits, right, weights, reduction="sum")))
 
@@ -84,10 +87,14 @@ def test_what_is_not_there_gets_no_gradient_and_breaks_none(kind: str, chance: t
 
 
 def test_the_language_loss_is_the_causal_one_of_each_text(chance: torch.Generator) -> None:
-    model = build(gpt2.make_spec(spec.replace(gpt2.PRESETS["small"], d_model=8, heads=2, layers=1, max_length=8), target_vocab_size=11)).eval()
+    model = build(
+        gpt2.make_spec(
+            spec.replace(gpt2.PRESETS["small"], d_model=8, heads=2, layers=1, max_length=8), target_vocab_size=11
+        )
+    ).eval()
     ids, lengths = torch.randint(0, 11, (7,), generator=chance), [3, 4]
     batch = classification.Inputs(Ragged.from_lengths(ids, lengths), None, None, torch.zeros(2))
-    total, targets = classification.auxiliary_lm_loss(model, batch, model.encode(batch.source).hidden.values)
+    total, targets = classification.auxiliary_lm_loss(model, batch, model.hidden_states(batch.source).hidden.values)
     wanted = clm.loss(model, clm.make_inputs(PackedChunks.from_arrays(ids, lengths, [0, 1])))
     assert targets == wanted.num_targets == batch.num_targets[1] == 5
     assert total.item() == pytest.approx(wanted.total.item(), rel=1e-5)

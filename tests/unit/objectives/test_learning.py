@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from qkv.data.noise.noising import MLMConfig
+from qkv.data.noise.config import MLMConfig
 from qkv.data.rng import CounterRNG, PackedChunks
 from qkv.families import get_family
-from qkv.objectives import clm, compat, denoising, mlm, span_corruption
+from qkv.objectives import clm, denoising, mlm, span_corruption
 from qkv.objectives.loss import combine_losses
+from qkv.objectives.registry import OBJECTIVES as REGISTRY
+from qkv.recipe.objectives import OBJECTIVE_CONFIGS
 from qkv.tokenization.tokenizer import Tokenizer, train_tokenizer
 from qkv.tokenization.vocab_tables import build_vocab_tables
 
@@ -56,17 +58,19 @@ def test_a_tiny_model_learns_a_few_sentences_from_its_objective(name: str) -> No
     size = {"wordpiece": 90, "byte_bpe": 300, "unigram": 180}[template.kind]
     tokeniser = train_tokenizer(template.kind, TEXTS * 5, vocab_size=size, template=template)
     body = model(name, vocabulary=tokeniser.vocab_size, length=90, width=24).float()
-    compat.check_objective(OBJECTIVES[name], body.spec)
-    objective = {"mlm": mlm, "clm": clm, "denoising": denoising, "span_corruption": span_corruption}[OBJECTIVES[name]]
+    objective = REGISTRY.get(OBJECTIVES[name])(OBJECTIVE_CONFIGS.get(OBJECTIVES[name])())
+    objective.check_model(body.spec)
     optimiser = torch.optim.Adam(body.parameters(), lr=5e-3)
 
     def held_out() -> float:
         with torch.no_grad():
-            return combine_losses([(objective.loss(body, prepared(name, tokeniser, body, n)),) for n in range(100, 110)]).item()
+            return combine_losses(
+                [objective.losses(body, prepared(name, tokeniser, body, n)) for n in range(100, 110)]
+            ).item()
 
     before = held_out()
     for epoch in range(40):
         optimiser.zero_grad()
-        combine_losses([(objective.loss(body, prepared(name, tokeniser, body, epoch)),)]).backward()
+        combine_losses([objective.losses(body, prepared(name, tokeniser, body, epoch))]).backward()
         optimiser.step()
     assert held_out() < 0.8 * before

@@ -54,7 +54,10 @@ def gradients(head: Head, hidden: Tensor, loss: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize("fields", HEADS.values(), ids=HEADS)
 def test_on_a_cpu_it_is_torchs_own_to_the_bit(fields: dict[str, Any], smoothing: float) -> None:
     head, (hidden, labels) = make(fields, kind=torch.float32), given(9, kind=torch.float32)
-    found, wanted = nll(head, head.compute_features(hidden), labels, smoothing), plainly(head, hidden, labels, smoothing)
+    found, wanted = (
+        nll(head, head.compute_features(hidden), labels, smoothing),
+        plainly(head, hidden, labels, smoothing),
+    )
     assert torch.equal(found, wanted)
     pairs = zip(gradients(head, hidden, found), gradients(head, hidden, wanted), strict=True)
     assert all(torch.equal(ours, theirs) for ours, theirs in pairs)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from qkv.data.noise.noising import MLMConfig
+from qkv.data.noise.config import MLMConfig
 from qkv.objectives import mlm
 from qkv.objectives.loss import LossSum, combine_losses, to_device
 
@@ -99,6 +99,13 @@ def test_a_batch_without_targets_costs_nothing() -> None:
 def test_a_batch_goes_to_a_device_whole() -> None:
     (batch,) = batches()
     moved = to_device(batch, "meta")
-    tensors = [moved.source.values, moved.source.layout.lengths, moved.segments, moved.positions, moved.labels, moved.is_next]
+    tensors = [
+        moved.source.values,
+        moved.source.layout.lengths,
+        moved.segments,
+        moved.positions,
+        moved.labels,
+        moved.is_next,
+    ]
     assert {x.device.type for x in tensors} == {"meta"}
     assert to_device(mlm.make_inputs(text(), MARKS, CHANCE), "meta").segments is None

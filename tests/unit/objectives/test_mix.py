@@ -11,10 +11,18 @@ import pytest
 
 from qkv.errors import InputError
 from qkv.families import get_family, names
-from qkv.objectives.compat import ARCHITECTURE_OF, check_objective, sample_objective
+from qkv.objectives.base import Objective
+from qkv.objectives.mixture import sample_objective
+from qkv.objectives.registry import OBJECTIVES
+from qkv.recipe.objectives import OBJECTIVE_CONFIGS
 
 sys.path.append(str(Path(__file__).parent))
 from bodies import model
+
+
+def made(name: str) -> Objective:
+    return OBJECTIVES.get(name)(OBJECTIVE_CONFIGS.get(name)())
+
 
 WEIGHTS = {"mlm": 3.0, "clm": 1.0, "span_corruption": 0.0}
 
@@ -44,25 +52,33 @@ def test_weights_that_mean_nothing_are_refused(weights: dict[str, float]) -> Non
 
 @pytest.mark.parametrize(
     ("name", "fitting"),
-    [("bert", {"mlm"}), ("gpt2", {"clm"}), ("t5", {"denoising", "span_corruption"}), ("bart", {"denoising", "span_corruption"})],
+    [
+        ("bert", {"mlm"}),
+        ("gpt2", {"clm"}),
+        ("t5", {"denoising", "span_corruption"}),
+        ("bart", {"denoising", "span_corruption"}),
+    ],
 )
 def test_an_objective_takes_the_models_that_it_fits_and_refuses_others_in_one_line(
     name: str, fitting: set[str]
 ) -> None:
     spec = model(name).spec
-    for objective in ARCHITECTURE_OF:
+    for objective in OBJECTIVES.names():
         if objective in fitting:
-            check_objective(objective, spec)
+            made(objective).check_model(spec)
         else:
             with pytest.raises(InputError, match=f"^objective: {objective} needs .*{name} is .*try [^\n]*$"):
-                check_objective(objective, spec)
+                made(objective).check_model(spec)
 
 
 def test_a_model_without_a_vocabulary_to_choose_from_is_refused() -> None:
     with pytest.raises(InputError, match="needs a head of kind 'lm'"):
-        check_objective("mlm", model("bert", head="sequence").spec)
+        made("mlm").check_model(model("bert", head="sequence").spec)
+
+
+def test_an_unknown_objective_is_refused_with_the_nearest_known_one() -> None:
     with pytest.raises(InputError, match="did you mean 'mlm'"):
-        check_objective("mml", model("bert").spec)
+        made("mml")
 
 
 def test_every_family_that_reads_text_has_an_objective() -> None:
@@ -70,12 +86,12 @@ def test_every_family_that_reads_text_has_an_objective() -> None:
         module = get_family(name)
         spec = module.make_spec(next(iter(module.PRESETS.values())), **_vocabularies(module))
         if spec.head is not None and spec.head.kind == "lm":
-            assert any(_fits(objective, spec) for objective in ARCHITECTURE_OF), name
+            assert any(_fits(objective, spec) for objective in OBJECTIVES.names()), name
 
 
 def _fits(objective: str, spec: object) -> bool:
     try:
-        check_objective(objective, spec)  # type: ignore[arg-type]
+        made(objective).check_model(spec)  # type: ignore[arg-type]
     except InputError:
         return False
     return True

@@ -9,21 +9,26 @@ from typing import Any
 import pytest
 import torch
 
-from qkv.data.noise.noising import add_noise
-from qkv.data.noise.span_corruption import SpanCorruptionConfig, corrupt_spans
+from qkv.data.noise.config import SpanCorruptionConfig
+from qkv.data.noise.denoising import add_noise
+from qkv.data.noise.span_corruption import corrupt_spans
 from qkv.nn import Ragged
-from qkv.objectives import denoising, span_corruption
+from qkv.objectives import denoising, reconstruction, span_corruption
 from qkv.objectives.loss import LossSum
 
 sys.path.append(str(Path(__file__).parent))
 from bodies import CHANCE, MARKS, gradients, halves, model, same, text
 
 SHORT = SpanCorruptionConfig(noise_density=0.3, mean_noise_span_length=2)
-CASES = [("bart", denoising, add_noise, None), ("t5", span_corruption, corrupt_spans, None), ("t5", span_corruption, corrupt_spans, SHORT)]
+CASES = [
+    ("bart", denoising, add_noise, None),
+    ("t5", span_corruption, corrupt_spans, None),
+    ("t5", span_corruption, corrupt_spans, SHORT),
+]
 
 
 def losses(body: Any, batch: Any) -> tuple[LossSum, ...]:
-    return (denoising.loss(body, batch),)
+    return (reconstruction.loss(body, batch),)
 
 
 def ragged(ids: torch.Tensor, lengths: torch.Tensor) -> list[list[int]]:
@@ -52,7 +57,7 @@ def test_the_loss_is_the_sum_of_negative_log_probabilities(name: str, objective:
     body = model(name)
     batch = objective.make_inputs(text(), MARKS, CHANCE, model=body.spec)
     said = torch.log_softmax(body(batch.source, batch.target), -1)
-    total, targets = objective.loss(body, batch)
+    total, targets = reconstruction.loss(body, batch)
     assert targets == len(batch.labels)
     torch.testing.assert_close(total, -sum(said[place, label] for place, label in enumerate(batch.labels.tolist())))
 

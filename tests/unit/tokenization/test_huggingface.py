@@ -54,7 +54,13 @@ def test_a_mask_is_a_mask_only_on_request(tmp_path: Path) -> None:
     marked = tokeniser.encode_plus("the [MASK]", parse_special_tokens=True)
     assert marked.ids == [2, 5, 4, 3]
     assert (marked.offsets[2], marked.sequence_ids[2]) == ((4, 10), 0)
-    assert tokeniser.encode_plus_batch(["[MASK]", ("the", "[MASK]")], parse_special_tokens=True)[1].ids == [2, 5, 3, 4, 3]
+    assert tokeniser.encode_plus_batch(["[MASK]", ("the", "[MASK]")], parse_special_tokens=True)[1].ids == [
+        2,
+        5,
+        3,
+        4,
+        3,
+    ]
 
 
 def test_threads_that_read_in_different_ways_do_not_disturb_each_other(tmp_path: Path) -> None:
@@ -62,7 +68,9 @@ def test_threads_that_read_in_different_ways_do_not_disturb_each_other(tmp_path:
     wanted = {special: [2, 5, 4, 3] if special else [2, 5, 10, 9, 11, 3] for special in (True, False)}
     with ThreadPoolExecutor(8) as pool:
         ways = [number % 2 == 0 for number in range(400)]
-        found = list(pool.map(lambda special: tokeniser.encode_plus("the [MASK]", parse_special_tokens=special).ids, ways))
+        found = list(
+            pool.map(lambda special: tokeniser.encode_plus("the [MASK]", parse_special_tokens=special).ids, ways)
+        )
     assert found == [wanted[special] for special in ways]
 
 
@@ -76,7 +84,10 @@ def test_one_of_ours_adds_nothing_and_takes_words_too() -> None:
     tokeniser = train_tokenizer("bpe", ["the cat sat"] * 5, vocab_size=270)
     assert tokeniser.encode_plus("the <s> cat").ids == tokeniser.encode("the <s> cat")
     assert tokeniser.encode_pretokenized(["the", "cat"]).ids == tokeniser.encode(" the cat")
-    assert tokeniser.encode_plus("the</s>", parse_special_tokens=True).ids == [*tokeniser.encode("the"), tokeniser.eos_id]
+    assert tokeniser.encode_plus("the</s>", parse_special_tokens=True).ids == [
+        *tokeniser.encode("the"),
+        tokeniser.eos_id,
+    ]
 
 
 @pytest.mark.parametrize("use", ["encode_plus", "encode_plus_batch", "encode_pretokenized"])
@@ -117,7 +128,7 @@ def test_a_family_with_another_familys_class_is_cut_as_the_class_cuts(tmp_path: 
 
 
 def test_files_without_a_family_are_read_by_one_who_knows_the_families_only(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"vocab.json: its special tokens are those of no family here"):
+    with pytest.raises(InputError, match=r"vocab.json: its special tokens are not those of a known family"):
         load_tokenizers(bpe(tmp_path, ROBERTA))
 
 
@@ -130,7 +141,9 @@ def test_a_tokenizer_json_alone_is_read_whoever_wrote_it(name: str, tmp_path: Pa
     (tmp_path / "in" / "vocab.json").unlink()
     found = load_tokenizer(tmp_path / "in" / name, families.tokenizer_templates())
     assert (found.special_ids, found.is_native) == (foreign.special_ids, False)
-    assert found.encode_plus("the <mask>", parse_special_tokens=True) == foreign.encode_plus("the <mask>", parse_special_tokens=True)
+    assert found.encode_plus("the <mask>", parse_special_tokens=True) == foreign.encode_plus(
+        "the <mask>", parse_special_tokens=True
+    )
     train_tokenizer("whitespace", ["a b"]).save(tmp_path / "ours" / name)
     assert load_tokenizer(tmp_path / "ours" / name, families.tokenizer_templates()).is_native
 
@@ -142,7 +155,12 @@ def test_gpt2_starts_with_its_token_only_where_the_folder_asks_for_it(tmp_path: 
 
 def test_robertas_mask_takes_the_space_before_it(tmp_path: Path) -> None:
     tokeniser = read(bpe(tmp_path, ROBERTA))
-    assert tokeniser.ids_to_display(tokeniser.encode_plus("the <mask>", parse_special_tokens=True).ids) == ["<s>", "the", "<mask>", "</s>"]
+    assert tokeniser.ids_to_display(tokeniser.encode_plus("the <mask>", parse_special_tokens=True).ids) == [
+        "<s>",
+        "the",
+        "<mask>",
+        "</s>",
+    ]
 
 
 def test_a_word_bpe_is_recognised_by_its_ends_of_words(tmp_path: Path) -> None:
@@ -164,7 +182,10 @@ def test_t5_needs_no_sentencepiece(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_t5_sentinels_come_after_the_pieces_last_one_first(tmp_path: Path) -> None:
     tokeniser = read(pieces(tmp_path))
-    assert (tokeniser.token_to_id("<extra_id_0>"), tokeniser.token_to_id("<extra_id_99>")) == (tokeniser.vocab_size - 1, tokeniser.vocab_size - 100)
+    assert (tokeniser.token_to_id("<extra_id_0>"), tokeniser.token_to_id("<extra_id_99>")) == (
+        tokeniser.vocab_size - 1,
+        tokeniser.vocab_size - 100,
+    )
     assert tokeniser.token_to_id("<extra_id_100>") is None
     assert tokeniser.decode([tokeniser.vocab_size - 1, *tokeniser.encode("the")]) == "the"
     put(tmp_path, tokenizer_config={"extra_ids": 3})
@@ -196,7 +217,9 @@ def test_a_foreign_tokeniser_comes_back_whole_from_one_file_and_from_a_pickle(ma
     for copy in (Tokenizer.load(tmp_path / "kept.json"), pickle.loads(pickle.dumps(tokeniser))):
         assert (copy.special_ids, copy.files, copy.is_native) == (tokeniser.special_ids, tokeniser.files, False)
         assert copy.encode_plus("the [MASK] </s>", "the") == tokeniser.encode_plus("the [MASK] </s>", "the")
-        assert copy.encode_plus("the [MASK] </s>", parse_special_tokens=True) == tokeniser.encode_plus("the [MASK] </s>", parse_special_tokens=True)
+        assert copy.encode_plus("the [MASK] </s>", parse_special_tokens=True) == tokeniser.encode_plus(
+            "the [MASK] </s>", parse_special_tokens=True
+        )
 
 
 @pytest.mark.parametrize(
@@ -259,7 +282,7 @@ def test_bad_vocabularies_of_bert_are_named(tmp_path: Path) -> None:
 def test_bad_merges_are_named(tmp_path: Path) -> None:
     must_refuse(bpe(tmp_path, GPT2, "#version: 0.2\nt h\nq u\n"), "merges.txt: line 3 names 'qu'")
     must_refuse(bpe(tmp_path, GPT2, "t h e\n"), "merges.txt: line 1 is not two tokens")
-    must_refuse(bpe(tmp_path, []), "vocab.json: its special tokens are those of no family here")
+    must_refuse(bpe(tmp_path, []), "vocab.json: its special tokens are not those of a known family")
     put(tmp_path, vocab={"a": 0, "b": 0})
     must_refuse(tmp_path, "vocab.json: two tokens share an id")
     put(tmp_path, vocab=["a"])
@@ -275,7 +298,7 @@ def test_bad_pieces_are_named(tmp_path: Path) -> None:
         must_refuse(pieces(tmp_path, content[:end]), "spiece.model: .*copy it again")
     must_refuse(pieces(tmp_path, spm(kind=2)), "not a unigram one")
     must_refuse(pieces(tmp_path, spm(("<0x00>", 0.0, 6))), "single bytes")
-    must_refuse(pieces(tmp_path, spm(charsmap=b"123")), "table of characters is damaged")
+    must_refuse(pieces(tmp_path, spm(charsmap=b"123")), "character map is damaged")
     put(pieces(tmp_path), tokenizer_config={"extra_ids": -1})
     must_refuse(tmp_path, "'extra_ids' is -1")
 
@@ -296,13 +319,13 @@ def test_a_damaged_table_of_characters_in_a_tokenizer_json_is_named(tmp_path: Pa
 @pytest.mark.parametrize(
     ("tables", "complaint"),
     [
-        ({"tokenizer_config": {"tokenizer_class": "BertJapaneseTokenizer"}}, "'BertJapaneseTokenizer' tokeniser"),
+        ({"tokenizer_config": {"tokenizer_class": "BertJapaneseTokenizer"}}, "'BertJapaneseTokenizer' tokenizer"),
         ({"tokenizer_config": {"do_lower_case": "no"}}, "'do_lower_case' is 'no'"),
         ({"tokenizer_config": {"pad_token": 3}}, "3 is not a token"),
         ({"tokenizer_config": {"additional_special_tokens": "x"}}, "is not a list"),
         ({"tokenizer_config": {"added_tokens_decoder": {"x": {}}}}, "not a table of tokens"),
         ({"tokenizer_config": [1]}, "not a JSON object"),
-        ({"added_tokens": {"new": 40}}, "adds 'new' as 40, but here it comes as 12"),
+        ({"added_tokens": {"new": 40}}, "adds 'new' with id 40, but the vocabulary gives it 12"),
         ({"added_tokens": {"new": "x"}}, "added_tokens.json: not a table"),
     ],
 )

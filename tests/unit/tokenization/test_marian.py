@@ -47,7 +47,7 @@ def test_marian_spans_are_the_words_that_a_person_would_mark(tmp_path: Path) -> 
 def test_marian_without_sentencepiece_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     marian(tmp_path)
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
-    must_refuse(tmp_path, re.escape("source.spm: needs sentencepiece to be read; pip install 'qkv[sentencepiece]'"))
+    must_refuse(tmp_path, re.escape("source.spm: reading it needs sentencepiece; pip install 'qkv[sentencepiece]'"))
 
 
 def test_half_a_marian_folder_is_named(tmp_path: Path) -> None:

@@ -48,7 +48,9 @@ def test_characters_come_back_as_they_went_in(text: str) -> None:
     assert tokeniser.first_unknown(text) is None
 
 
-@given(st.lists(st.text(st.characters(exclude_categories=["Cs", "Z", "C"]), min_size=1) | st.sampled_from(SPECIAL_TOKENS)))
+@given(
+    st.lists(st.text(st.characters(exclude_categories=["Cs", "Z", "C"]), min_size=1) | st.sampled_from(SPECIAL_TOKENS))
+)
 def test_symbols_come_back_joined_with_single_spaces(symbols: list[str]) -> None:
     tokeniser = train_tokenizer("whitespace", [" ".join(symbols), "x"])
     ids = tokeniser.encode("  ".join(symbols) + " ")

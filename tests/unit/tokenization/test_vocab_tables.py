@@ -104,5 +104,5 @@ def test_a_token_outside_the_vocabulary_is_refused() -> None:
     table = VocabTables(np.zeros(3, dtype=bool))
     table.check_ids(np.array([0, 2]))
     for wrong in (-1, 3):
-        with pytest.raises(InputError, match=f"token {wrong} is none of the vocabulary's 3"):
+        with pytest.raises(InputError, match=f"token id {wrong} is outside the vocabulary of 3 tokens"):
             table.check_ids(np.array([0, wrong]))

@@ -1,4 +1,4 @@
-"""Small folders with tokenisers in them, as checkpoints have them, and how they are read and refused."""
+"""Small folders with tokenizers as in checkpoints, and helpers that check how they are read and refused."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def field(number: int, content: bytes) -> bytes:
 
 
 def spm(*pieces: tuple[str, float, int], kind: int = 1, charsmap: bytes = b"") -> bytes:
-    """A SentencePiece model, field by field."""
+    """Return the bytes of a SentencePiece model."""
     start = [("<pad>", 0.0, 3), ("</s>", 0.0, 3), ("<unk>", 0.0, 2)]
     written = b""
     for text, score, sort in (*start, *pieces):

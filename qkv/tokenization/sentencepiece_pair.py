@@ -1,8 +1,8 @@
-"""Marian's tokenisers (Junczys-Dowmunt et al., 2018; OPUS-MT, Tiedemann and Thottingal, 2020), cut by sentencepiece.
+"""Tokenizers of Marian (Junczys-Dowmunt et al., 2018) and OPUS-MT (Tiedemann and Thottingal, 2020).
 
-Each side has a SentencePiece model that cuts and a vocabulary that numbers the pieces. The two do not agree on what
-exists: a piece without a number is unknown, and a number may belong to the other side only. So the library itself cuts,
-and its answer is equal to the reference's to the last piece.
+Each side has a SentencePiece model, which splits a text, and a vocabulary file, which maps pieces to ids. The two do
+not contain the same pieces: a piece without an id is unknown, and an id may belong to the other side only. Therefore
+the sentencepiece library splits the text here, and the pieces are equal to those of the reference.
 """
 
 from __future__ import annotations
@@ -20,14 +20,18 @@ SOURCE, TARGET = "source", "target"
 VOCAB_JSON, TARGET_VOCAB_JSON = "vocab.json", "target_vocab.json"
 SPM_FILES = {SOURCE: "source.spm", TARGET: "target.spm"}
 
-# The language to translate into, where a model knows several: the first thing in a source text.
+# The target language of a multilingual model, at the beginning of a source text.
 _LANGUAGE_CODE = re.compile(r">>.*?<<", re.DOTALL)
 
 
-class MarianBackend:
-    """One side of a Marian folder, made from the folder's files; it adds `</s>` at the end and knows no start."""
+class SentencePieceBackend:
+    """The tokenizer of one side, made from the files of a checkpoint folder; it adds EOS and no BOS token."""
 
-    def __init__(self, files: Mapping[str, bytes], side: str, role_tokens: Mapping[str, str], location: str = "") -> None:
+    hf_class = "MarianTokenizer"
+
+    def __init__(
+        self, files: Mapping[str, bytes], side: str, role_tokens: Mapping[str, str], location: str = ""
+    ) -> None:
         self._init_args = (files, side, role_tokens)
         self.side, self.role_tokens = side, role_tokens
         name = SPM_FILES[side]
@@ -37,14 +41,15 @@ class MarianBackend:
         self._id_to_piece = {token_id: piece for piece, token_id in self._piece_to_id.items()}
         for role in ("unk", "eos"):
             if role_tokens.get(role) not in self._piece_to_id:
-                raise InputError(f"{location}{vocab_file}: has no '{role_tokens.get(role)}'; it is not this model's vocabulary")
+                token = role_tokens.get(role)
+                raise InputError(f"{location}{vocab_file}: has no '{token}'; it is not the vocabulary of this model")
         self._unk_id, self._eos_id = self._piece_to_id[role_tokens["unk"]], self._piece_to_id[role_tokens["eos"]]
         self.special_tokens = [name for name in role_tokens.values() if name in self._piece_to_id]
         longest_first = sorted(self.special_tokens, key=len, reverse=True)
         self._special_pattern = re.compile("|".join(map(re.escape, longest_first)))
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        return MarianBackend, self._init_args
+        return SentencePieceBackend, self._init_args
 
     @property
     def vocab_size(self) -> int:
@@ -58,7 +63,9 @@ class MarianBackend:
     def encode_ids_batch(self, texts: Sequence[str]) -> list[list[int]]:
         return [self.encode_ids(text) for text in texts]
 
-    def encode(self, text: TextInput, pair: TextInput | None, *, add_special_tokens: bool, parse_special_tokens: bool) -> Encoding:
+    def encode(
+        self, text: TextInput, pair: TextInput | None, *, add_special_tokens: bool, parse_special_tokens: bool
+    ) -> Encoding:
         encoding = Encoding([], [], [], [], [])
         for sequence_id, text_input in enumerate((text, pair)):
             if text_input is not None:
@@ -70,12 +77,15 @@ class MarianBackend:
 
     def encode_batch(self, inputs: Sequence[str | tuple[str, str]], *, parse_special_tokens: bool) -> list[Encoding]:
         pairs = [(item, None) if isinstance(item, str) else item for item in inputs]
-        return [self.encode(text, pair, add_special_tokens=True, parse_special_tokens=parse_special_tokens) for text, pair in pairs]
+        return [
+            self.encode(text, pair, add_special_tokens=True, parse_special_tokens=parse_special_tokens)
+            for text, pair in pairs
+        ]
 
     def decode(self, ids: Sequence[int]) -> str:
         pieces = [self._id_to_piece.get(token_id, "") for token_id in ids]
         text = str(self._spm.decode_pieces([piece for piece in pieces if piece and piece not in self.special_tokens]))
-        # A piece that only the other side's model knows keeps its mark.
+        # sentencepiece leaves the space mark in pieces that only the other side's model contains
         return text.replace("▁", " ").strip()
 
     def display_token(self, token_id: int) -> str:
@@ -87,13 +97,21 @@ class MarianBackend:
     def id_to_token(self, token_id: int) -> str | None:
         return self._id_to_piece.get(token_id)
 
-    def _append_text(self, encoding: Encoding, sequence_id: int, text_input: TextInput, parse_special_tokens: bool) -> None:
+    def _append_text(
+        self, encoding: Encoding, sequence_id: int, text_input: TextInput, parse_special_tokens: bool
+    ) -> None:
         texts = [text_input] if isinstance(text_input, str) else text_input
         for word_index, text in enumerate(texts):
             word = -1
             for span, token_id in self._iter_spans(text, parse_special_tokens):
                 word += word < 0 or span.piece.startswith("▁") or span.piece in self.special_tokens
-                values = (token_id, 0, (span.start, span.end), word if isinstance(text_input, str) else word_index, sequence_id)
+                values = (
+                    token_id,
+                    0,
+                    (span.start, span.end),
+                    word if isinstance(text_input, str) else word_index,
+                    sequence_id,
+                )
                 for column, value in zip(_columns(encoding), values, strict=True):
                     column.append(value)
 
@@ -111,12 +129,12 @@ class MarianBackend:
             yield PieceSpan(language_code, offset, offset + len(language_code)), self._piece_id(language_code)
         offset += len(text) - len(rest)
         for piece, start, end in parse_spans(self._spm.encode_as_serialized_proto(rest), rest):
-            # The space before a word is in its first piece, but is not what people would mark in the text.
+            # the first piece of a word contains the space before it; the span does not
             start = min(end, start + len(rest[start:end]) - len(rest[start:end].lstrip()))
             yield PieceSpan(piece, offset + start, offset + end), self._piece_id(piece)
 
     def _piece_id(self, piece: str) -> int:
-        # A run of characters that the model does not know is one piece, and could spell a special token.
+        # a run of unknown characters is one piece and may be the name of a special token
         return self._unk_id if piece in self.special_tokens else self._piece_to_id.get(piece, self._unk_id)
 
 
@@ -130,11 +148,11 @@ def _split_language_code(text: str) -> tuple[str, str]:
 
 
 def _load_sentencepiece(content: bytes, location: str) -> Any:
-    parse_model(content, location)  # says what is wrong with the file, which the library does not
+    parse_model(content, location)  # its errors name the problem of the file, the library's do not
     try:
         import sentencepiece
     except ImportError:
-        raise InputError(f"{location}: needs sentencepiece to be read; pip install 'qkv[sentencepiece]'") from None
+        raise InputError(f"{location}: reading it needs sentencepiece; pip install 'qkv[sentencepiece]'") from None
     try:
         return sentencepiece.SentencePieceProcessor(model_proto=content)
     except RuntimeError:

@@ -1,0 +1,67 @@
+"""Keys and sections that all recipes have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar
+
+from annotated_types import Ge, Lt
+
+from qkv.recipe.fields import STRICT, PositiveInt
+from qkv.recipe.training import TrainConfig
+
+# keys of `train` that only recipes of tasks, or only recipes of pairs, may set
+TASKS_ONLY = {"epochs": "goes with tasks; set train.max_steps instead"}
+PAIRS_ONLY = dict.fromkeys(("scheduled_sampling", "rdrop_alpha"), "goes with pairs; leave it out")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaseRecipe:
+    """Keys of every recipe. A subclass is the schema of one workload (`qkv.train.workload.WORKLOADS`)."""
+
+    key: ClassVar[str]
+    """Top-level key that only recipes of this class have, the name of their workload; "" for pairs."""
+    unsupported_train_keys: ClassVar[dict[str, str]] = {}
+    """Keys of `train` that these recipes must not set, each with the end of the error message."""
+    trains_few_embeddings: ClassVar[bool] = False
+    """Whether training data usually contains a small part of the vocabulary, which `perf.lazy_adamw` makes use of."""
+
+    name: str
+    """Name of the run; by default the file's name. The run is written to runs/NAME unless `-o` is given."""
+    model: dict[str, Any]
+    """The model: `family`, `size` and any field of the family's Config, or `init_from`, a pretrained model."""
+    train: TrainConfig
+    """Optimization settings."""
+    seed: Annotated[int, Ge(0), Lt(2**63)] = 1
+    """Seed of initialization, data order, dropout and noise."""
+    imports: list[str] = field(default_factory=list)
+    """Python modules to import first, which register families, objectives, tasks and so on."""
+    __pydantic_config__ = STRICT
+
+    def __post_init__(self) -> None:
+        for name, message in self.unsupported_train_keys.items():
+            if getattr(self.train, name):
+                raise ValueError(f"train.{name}: {message}")
+
+    @property
+    def has_tokenizer_section(self) -> bool:
+        """Whether the recipe configures a tokenizer, which a pretrained model does not need."""
+        return getattr(self, "tokenizer", None) not in (None, TokenizerSection())
+
+    @property
+    def layerwise_lr_decay(self) -> float:
+        """Learning rate of a layer relative to the layer above it."""
+        return 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerSection:
+    """The tokenizer of a model of text: an existing one, or one trained on the training data as its family does."""
+
+    path: str | None = None
+    """An existing tokenizer: its file or folder, or a model that has one."""
+    vocab_size: PositiveInt | None = None
+    """Vocabulary size of a tokenizer that is trained."""
+    lowercase: bool | None = None
+    """Whether text is lower-cased; by default as the family does."""
+    __pydantic_config__ = STRICT

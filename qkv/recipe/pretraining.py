@@ -1,0 +1,65 @@
+"""Recipes that pretrain on documents."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from qkv.recipe.base import PAIRS_ONLY, TASKS_ONLY, BaseRecipe, TokenizerSection
+from qkv.recipe.fields import STRICT, Fraction, NonNegativeInt, PositiveInt
+from qkv.recipe.objectives import ObjectiveConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusData:
+    """The section `data` of pretraining: documents, and how they are split into chunks."""
+
+    train: str | list[str]
+    """Training documents: files, folders, datasets:NAME, python:topics, or the output of `qkv data build`."""
+    valid: str | list[str] | None = None
+    """Validation documents."""
+    hold_out: Fraction = 0.0
+    """Fraction of the training documents that is held out for validation if `valid` is not set."""
+    format: Literal["line_per_document", "blank_line_separated", "file_per_document", "jsonl", "parquet"] | None = None
+    """File format; by default inferred from the file name's extension."""
+    text_field: str = "text"
+    """Field of the text in jsonl, parquet and Hugging Face datasets."""
+    streaming: bool = False
+    """Read and tokenize documents during training instead of before."""
+    chunking: Literal["even", "greedy", "sentences", "packed"] | None = None
+    """How documents become chunks: of nearly equal or maximum length, whole sentences, or packed across documents."""
+    max_length: PositiveInt | None = None
+    """Maximum tokens of a chunk, special tokens included; by default the model's maximum."""
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainingValidation:
+    """The section `validation` of pretraining: perplexity of held-out text."""
+
+    every_steps: PositiveInt = 1000
+    """Steps between validations."""
+    patience: PositiveInt | None = None
+    """Stop after this many validations without improvement."""
+    max_tokens: PositiveInt = 200_000
+    """Maximum number of held-out tokens that are scored."""
+    num_samples: NonNegativeInt = 2
+    """Number of held-out texts that are printed with the model's continuation, filled masks or reconstruction."""
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainingRecipe(BaseRecipe):
+    """A recipe with `objective`: a model is pretrained on documents."""
+
+    key = "objective"
+    unsupported_train_keys: ClassVar[dict[str, str]] = TASKS_ONLY | PAIRS_ONLY
+
+    data: CorpusData
+    """The documents."""
+    objective: dict[str, ObjectiveConfig]
+    """Objectives by name, each with its settings; a bare name takes the paper's settings."""
+    tokenizer: TokenizerSection = field(default_factory=TokenizerSection)
+    """The tokenizer; omitted with model.init_from."""
+    validation: PretrainingValidation = field(default_factory=PretrainingValidation)
+    """When and how the model is validated."""
