@@ -14,7 +14,7 @@ INSTALL_HINT = "pip install 'qkv[corpora]'"
 
 
 def decompressed_lines(file: BinaryIO, name: str) -> Iterable[bytes]:
-    """Lines of a file that may be packed."""
+    """Return the lines of a file, decompressed if its name ends in .gz or .zst."""
     suffix = Path(name).suffix.lower()
     if suffix == ".gz":
         return gzip.GzipFile(fileobj=file)
@@ -22,8 +22,10 @@ def decompressed_lines(file: BinaryIO, name: str) -> Iterable[bytes]:
 
 
 def _decompress_zst(file: BinaryIO, name: str) -> Iterator[bytes]:
-    """What the frames of a zst file hold. An early end is an EOFError as gzip has it, where the library's own reader
-    takes it for the end of the text."""
+    """Yield the content of a zst file.
+
+    A truncated file raises EOFError, as gzip does; the reader of `zstandard` would take it for the end of the text.
+    """
     try:
         import zstandard
     except ImportError:
@@ -43,7 +45,7 @@ def _decompress_zst(file: BinaryIO, name: str) -> Iterator[bytes]:
 
 
 def _split_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Lines, each with its end."""
+    """Yield the lines of a byte stream, each with its line end."""
     rest: list[bytes] = []
     for chunk in chunks:
         *complete_lines, partial_line = chunk.split(b"\n")

@@ -1,4 +1,4 @@
-"""What is left out of a set of examples because nothing can be done with it, and how a person is told."""
+"""Leave out examples that cannot be used, and list them."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from typing import Any
 from qkv.data.examples import Examples, ExampleT
 from qkv.errors import InputError, one_line
 
-_MAX_LISTED = 20  # reasons that are told, a line each
+_MAX_LISTED = 20  # reasons listed, one per line
 
 
 def filter_invalid(examples: Examples[ExampleT], check: Callable[[Sequence[ExampleT]], Any]) -> Examples[ExampleT]:
-    """Those that `check` does not refuse; what it says of each of the others joins what was skipped before."""
+    """Return the examples that `check` accepts; the errors of the others are added to `skipped`."""
     valid: Examples[ExampleT] = Examples(skipped=examples.skipped)
     _bisect_invalid(examples, check, valid)
     return valid
 
 
-def _bisect_invalid(examples: Sequence[ExampleT], check: Callable[[Sequence[ExampleT]], Any], valid: Examples[ExampleT]) -> None:
-    """Bad ones are few: they are looked for by halves."""
+def _bisect_invalid(
+    examples: Sequence[ExampleT], check: Callable[[Sequence[ExampleT]], Any], valid: Examples[ExampleT]
+) -> None:
+    """Find the few invalid examples by bisection."""
     try:
         check(examples)
     except InputError as error:
@@ -28,15 +30,18 @@ def _bisect_invalid(examples: Sequence[ExampleT], check: Callable[[Sequence[Exam
             _bisect_invalid(examples[:half], check, valid)
             _bisect_invalid(examples[half:], check, valid)
             return
-        # What does not name an example's place is the fault of all or of the settings, and is said when all are taken.
-        if str(error).startswith(f"{examples[0].location}:"):  # type: ignore[attr-defined]
+        # an error that does not name the example concerns all of them or the settings, and is raised later
+        if str(error).startswith(f"{examples[0].location}:"):
             valid.skipped.append(one_line(error))
             return
     valid.extend(examples)
 
 
 def format_skipped(reasons: Sequence[str], count: int | None = None) -> list[str]:
-    """What was left out: how many, and the first of them; `count` where not all reasons were kept."""
+    """Return lines with the number of skipped examples and the first reasons.
+
+    `count` is the number of skipped examples if `reasons` does not have all of them.
+    """
     count = len(reasons) if count is None else count
     if not count:
         return []

@@ -1,75 +1,81 @@
-"""Source and target as text: one pair a line of a file, pairs held out by hash, variants of a source grouped."""
+"""Pairs of source and target text (translation, summarization), and sources with several references."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Self
 
-from qkv.errors import InputError
-
-TRAIN = "train"
+from qkv.data.examples import Example
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """One source with one of its targets, and the place ("file:line") that they came from."""
+class Pair(Example):
+    """A source with one of its targets, and the location ("file:line") they were read from."""
 
     source: str
     target: str
-    location: str
+    location: str = ""
+
+    @property
+    def gold(self) -> str | None:
+        """The target; None if it is empty."""
+        return self.target or None
+
+    def without_label(self) -> Self:
+        """Return a copy with an empty target."""
+        return replace(self, target="")
+
+    def iter_texts(self) -> Iterator[str]:
+        """Yield the source."""
+        yield self.source
+
+    def split_key(self) -> str:
+        """Return the source, so that all targets of a source are in one split."""
+        return self.source
+
+    def pairs(self) -> list[Pair]:
+        """Return the pair in a list, as `SourceWithReferences.pairs` returns all of its pairs."""
+        return [self]
 
 
 @dataclass(frozen=True, slots=True)
-class SourceWithReferences:
-    """One source with all the targets that count as right; `location` is the place of the first."""
+class SourceWithReferences(Example):
+    """A source with all targets that count as correct, and the location of the first one."""
 
     source: str
     references: tuple[str, ...]
     location: str
 
+    @property
+    def gold(self) -> tuple[str, ...] | None:
+        """The references; None if there are none."""
+        return self.references or None
+
+    def without_label(self) -> Self:
+        """Return a copy without references."""
+        return replace(self, references=())
+
+    def iter_texts(self) -> Iterator[str]:
+        """Yield the source."""
+        yield self.source
+
+    def split_key(self) -> str:
+        """Return the source."""
+        return self.source
+
+    def pairs(self) -> list[Pair]:
+        """Return one pair per reference: in training, each reference is a target of its own."""
+        return [Pair(self.source, reference, self.location) for reference in self.references]
+
 
 def group_by_source(pairs: Iterable[Pair]) -> list[SourceWithReferences]:
-    """Gather the targets of each source; sources and targets in first-seen order, equal targets once."""
-    targets: dict[str, dict[str, None]] = {}  # inner dict: a set that keeps its order
+    """Collect the distinct targets of each source; sources and targets stay in the order of first occurrence."""
+    targets: dict[str, dict[str, None]] = {}  # the inner dict is an ordered set
     locations: dict[str, str] = {}
     for pair in pairs:
         targets.setdefault(pair.source, {})[pair.target] = None
         locations.setdefault(pair.source, pair.location)
-    return [SourceWithReferences(source, tuple(references), locations[source]) for source, references in targets.items()]
-
-
-def split_by_hash(pairs: Iterable[Pair], fractions: Mapping[str, float], salt: str = "") -> dict[str, list[Pair]]:
-    """Split into the parts named in `fractions` and "train" for the rest, by a hash of the source.
-
-    A source falls in the same part whatever else the data holds and in whatever order, so all its variants stay
-    together, and new lines never move old ones between train and test. Shares are met in expectation, not exactly.
-    """
-    _check_fractions(fractions)
-    ceilings: list[tuple[float, str]] = []
-    total = 0.0
-    for name in sorted(fractions):  # sorted: a config that comes back with its keys in another order splits the same
-        total += fractions[name]
-        ceilings.append((total, name))
-    splits: dict[str, list[Pair]] = {name: [] for name in [*fractions, TRAIN]}
-    for pair in pairs:
-        hash_value = unit_hash(pair.source, salt)
-        splits[next((name for ceiling, name in ceilings if hash_value < ceiling), TRAIN)].append(pair)
-    return splits
-
-
-def _check_fractions(fractions: Mapping[str, float]) -> None:
-    if TRAIN in fractions:
-        raise InputError(f"hold_out: '{TRAIN}' is the name of the rest; leave it out of the shares")
-    for name, fraction in fractions.items():
-        if not 0 < fraction < 1:
-            raise InputError(f"hold_out: the share of '{name}' is {fraction}; set it between 0 and 1")
-    total = sum(fractions.values())
-    if total >= 1:
-        raise InputError(f"hold_out: the shares sum to {total:g} and leave nothing for '{TRAIN}'; keep the sum below 1")
-
-
-def unit_hash(source: str, salt: str = "") -> float:
-    """A number in [0, 1) that depends on nothing but `source` and `salt`."""
-    digest = hashlib.blake2b(f"{salt}\0{source}".encode(), digest_size=6).digest()
-    return int.from_bytes(digest, "big") / 2**48  # 48 bits: exact in a float, hence never rounded up to 1
+    return [
+        SourceWithReferences(source, tuple(references), locations[source]) for source, references in targets.items()
+    ]

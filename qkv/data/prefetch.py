@@ -1,4 +1,4 @@
-"""Work done ahead of time in threads, handed on in order."""
+"""Compute results ahead of time in threads, and return them in order."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from typing import TypeVar
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-_PENDING_PER_WORKER = 2  # results in waiting for each worker
+_PENDING_PER_WORKER = 2  # results that wait per worker
 
 
-def prefetch_map(fn: Callable[[Item], Result], items: Iterable[Item], num_workers: int, name: str = "prefetch") -> Iterator[Result]:
-    """`fn` of each item, in the items' order; without workers, when it is asked for.
+def prefetch_map(
+    fn: Callable[[Item], Result], items: Iterable[Item], num_workers: int, name: str = "prefetch"
+) -> Iterator[Result]:
+    """Yield `fn(item)` for each item, in order; without workers it is computed on demand.
 
-    The items are read by whoever asks, a bounded number of them ahead, so that they need not be safe in threads.
+    The consumer's thread iterates over the items, a bounded number ahead, so `items` need not be thread-safe.
     """
     if num_workers < 1:
         yield from map(fn, items)
@@ -30,5 +32,5 @@ def prefetch_map(fn: Callable[[Item], Result], items: Iterable[Item], num_worker
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
-    finally:  # also when the reader stops asking and the generator is closed
+    finally:  # also when the consumer stops early and closes the generator
         executor.shutdown(wait=False, cancel_futures=True)

@@ -1,8 +1,7 @@
-"""Chunks written as tags: BIO, its elder IOB1, and BIOES; which one a file is in, whether it keeps to it, and how one
-becomes the other.
+"""Tagging schemes for chunks: detection, validation, conversion of IOB1 to BIO, and tags from spans.
 
-A chunk of two words reads B-x I-x in BIO (Ratnaparkhi's IOB2), I-x I-x in IOB1 (Ramshaw and Marcus, 1995), where B-x
-only parts a chunk from one of its kind just before it, and B-x E-x in BIOES, where S-x is a chunk of one word.
+A chunk of two words is B-x I-x in BIO (Ratnaparkhi's IOB2), B-x E-x in BIOES, where S-x is a chunk of one word, and
+I-x I-x in IOB1 (Ramshaw and Marcus, 1995), where B-x only separates a chunk from one of the same type before it.
 """
 
 from __future__ import annotations
@@ -20,27 +19,32 @@ from qkv.errors import InputError, did_you_mean
 SCHEMES = ("BIO", "IOB1", "BIOES")
 OUTSIDE = "O"
 _CHUNK_TAG = re.compile(r"[BIES]-.+")
-_ASCII_WORD = re.compile(r"\w+|[^\w\s]")  # of ASCII
-_JOINERS = "\u200c\u200d"  # between letters, of Persian or Hindi say, and between the parts of an emoji
+_ASCII_WORD = re.compile(r"\w+|[^\w\s]")
+_JOINERS = "\u200c\u200d"  # zero-width characters inside words of Persian or Hindi, and inside emoji
 
-Violation = tuple[int, str]  # a word's number and what is wrong with its tag
+Violation = tuple[int, str]  # index of the word, and the problem with its tag
 
 
 def detect_scheme(sentences: Iterable[Sequence[str]]) -> str | None:
-    """The scheme that the tags are written in, or come nearest to; None if they mark no chunks, as parts of speech."""
+    """Return the scheme that the tags violate least; None if they do not mark chunks (such as parts of speech)."""
     sentences = list(sentences)
     counts = Counter(tag for sentence in sentences for tag in sentence)
     chunk_tags = {tag for tag in counts if _CHUNK_TAG.fullmatch(tag)}
     num_chunk_tags = sum(counts[tag] for tag in {*chunk_tags, OUTSIDE})
-    if not chunk_tags or 2 * num_chunk_tags < counts.total():  # a few that look like chunks do not make a scheme, nor unmake one
+    # a few tags that look like chunk tags do not make a scheme
+    if not chunk_tags or 2 * num_chunk_tags < counts.total():
         return None
-    # One slip in a long file must not turn it into another scheme: the one that is broken least often it is.
+
+    def num_violations(scheme: str) -> int:
+        return sum(first_violation(sentence, scheme) is not None for sentence in sentences)
+
+    # single errors in a long file must not change the result, so violations are counted
     candidates = ("BIOES", "BIO", "IOB1") if any(tag[0] in "ES" for tag in chunk_tags) else ("BIO", "IOB1")
-    return min(candidates, key=lambda scheme: sum(first_violation(sentence, scheme) is not None for sentence in sentences))
+    return min(candidates, key=num_violations)
 
 
 def first_violation(tags: Sequence[str], scheme: str) -> Violation | None:
-    """The first tag that its scheme does not allow where it stands."""
+    """Return the first tag that the scheme does not allow at its position, or None."""
     if scheme not in SCHEMES:
         raise InputError(f"tag scheme '{scheme}' is unknown; {did_you_mean(scheme, SCHEMES)}")
     previous = OUTSIDE
@@ -66,46 +70,33 @@ def _may_follow(previous: str, tag: str, scheme: str) -> bool:
 
 
 def bio_from_iob1(tags: Sequence[str]) -> tuple[str, ...]:
-    """Each chunk's first word gets its B."""
+    """Convert IOB1 to BIO: the first word of each chunk gets the tag B."""
     previous_tags = [OUTSIDE, *tags[:-1]]
     return tuple(
-        f"B-{tag[2:]}" if tag[0] == "I" and previous[2:] != tag[2:] else tag for previous, tag in zip(previous_tags, tags, strict=True)
+        f"B-{tag[2:]}" if tag[0] == "I" and previous[2:] != tag[2:] else tag
+        for previous, tag in zip(previous_tags, tags, strict=True)
     )
 
 
-def bioes_from_bio(tags: Sequence[str]) -> tuple[str, ...]:
-    """Each chunk's last word gets its E, and a chunk of one word its S."""
-    converted = []
-    for tag, next_tag in zip(tags, [*tags[1:], OUTSIDE], strict=True):
-        is_last = tag != OUTSIDE and next_tag != f"I-{tag[2:]}"
-        converted.append({"B": "S", "I": "E"}[tag[0]] + tag[1:] if is_last else tag)
-    return tuple(converted)
-
-
-def bio_from_bioes(tags: Sequence[str]) -> tuple[str, ...]:
-    """E and S are the I and B that they are at the end of a chunk."""
-    letters = {"E": "I", "S": "B"}
-    return tuple(tag if tag == OUTSIDE else letters.get(tag[0], tag[0]) + tag[1:] for tag in tags)
-
-
 def split_words(text: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """The words and punctuation marks of a raw text, and where they start."""
+    """Split a text into words and punctuation marks; return them and the start of each."""
     matches = list((_ASCII_WORD if text.isascii() else _unicode_word_pattern()).finditer(text))
     return tuple(word.group() for word in matches), tuple(word.start() for word in matches)
 
 
 @cache
 def _unicode_word_pattern() -> re.Pattern[str]:
-    """The same with what belongs to the letter before it: accents that are written apart, the vowel signs of Hindi."""
-    signs = map(chr, chain(range(0x300, 0x20000), range(0xE0000, 0xE0200)))  # between the two are Chinese signs alone
-    vocab = "".join(sign for sign in signs if unicodedata.category(sign)[0] == "M") + _JOINERS
-    return re.compile(rf"\w[\w{vocab}]*|[^\w\s][{vocab}]*")
+    """Compile a pattern of words that keeps combining marks (accents, the vowel signs of Hindi) with their letter."""
+    # the code points between the two ranges are Chinese characters
+    characters = map(chr, chain(range(0x300, 0x20000), range(0xE0000, 0xE0200)))
+    marks = "".join(character for character in characters if unicodedata.category(character)[0] == "M") + _JOINERS
+    return re.compile(rf"\w[\w{marks}]*|[^\w\s][{marks}]*")
 
 
 def spans_to_tags(example: TextExample) -> TaggedExample:
-    """The words of a text with its spans as BIO tags.
+    """Return the words of a text with its spans as BIO tags.
 
-    A word belongs to a span that has any of its characters; of spans that share a word the longest keeps it all.
+    A word belongs to a span that contains any of its characters. If spans share a word, only the longest is tagged.
     """
     words, starts = split_words(example.text)
     tags = [OUTSIDE] * len(words)

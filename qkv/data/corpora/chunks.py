@@ -1,8 +1,8 @@
-"""Documents cut to a model's length with no token lost, and batches of the pieces.
+"""Chunks of documents that fit a model's length, without losing a token, and batches of chunks.
 
-`ChunkedDocuments` keeps documents apart: a piece is (a part of) one document, so that attention never crosses a border.
-`PackedDocuments` joins them end to end and cuts every `max_length` tokens, as for GPT-2: attention crosses borders.
-Lengths count the tokens of the text; a model's [CLS] and [SEP] are the caller's, who asks for as many fewer.
+In `ChunkedDocuments` a chunk is one document or a part of one, so attention never crosses a document boundary.
+`PackedDocuments` concatenates all documents and splits them every `max_length` tokens, as for GPT-2. Lengths count the
+tokens of the text; the caller subtracts the special tokens of the model's template.
 """
 
 from __future__ import annotations
@@ -24,37 +24,40 @@ STRATEGIES = ("even", "greedy", "sentences")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chunks:
-    """Pieces of documents, in the documents' order; together they are all tokens, each once."""
+    """Chunks of documents, in document order, that together have every token once."""
 
-    document: Ints  # [N]
-    start: Ints  # [N] tokens of its document before it
-    end: Ints  # [N]
+    document: Ints  # [N] index of the document
+    start: Ints  # [N] first token in the document
+    end: Ints  # [N] last token + 1
 
     def __len__(self) -> int:
         return len(self.document)
 
     @property
     def lengths(self) -> Ints:
+        """Number of tokens of each chunk [N]."""
         return self.end - self.start
 
 
-def chunk_documents(lengths: Ints, max_length: int, *, strategy: str = "even", sentence_ends: Ints | None = None) -> Chunks:
-    """Cuts documents of `lengths` tokens into pieces of at most `max_length`; one that fits stays whole.
+def chunk_documents(
+    lengths: Ints, max_length: int, *, strategy: str = "even", sentence_ends: Ints | None = None
+) -> Chunks:
+    """Split documents of `lengths` tokens into chunks of at most `max_length`; a document that fits is one chunk.
 
-    A longer one is cut into as few pieces as will do:
-    - even: all of nearly the same length, so that none is a scrap of a few tokens;
-    - greedy: all but the last one of `max_length` tokens;
-    - sentences: before the sentence that no longer fits, given where each one ends when all documents stand end to end
-      (`TokenizedCorpus.sentence_ends`); a sentence over `max_length` is first cut as in `even`. This may take more pieces.
+    A longer document is split by one of the STRATEGIES:
+    - even: as few chunks as possible, of nearly equal length, so that none has only a few tokens;
+    - greedy: chunks of `max_length` tokens; the last one has the rest;
+    - sentences: before the sentence that no longer fits, which may take more chunks. `sentence_ends` are positions in
+      the concatenated documents (`TokenizedCorpus.sentence_ends`). A sentence over `max_length` is split as in `even`.
     """
     if max_length < 1:
-        raise InputError(f"pieces of at most {max_length} tokens cannot be; use 1 or more")
+        raise InputError(f"max_length is {max_length}; use 1 or more")
     if strategy not in STRATEGIES:
-        raise InputError(f"chunks are cut at {', '.join(STRATEGIES)}, not '{strategy}'")
+        raise InputError(f"chunking strategy '{strategy}' is unknown; known: {', '.join(STRATEGIES)}")
     document_lengths = np.asarray(lengths, dtype=np.int64)
     if strategy == "sentences":
         if sentence_ends is None:
-            raise InputError("pieces that end with a sentence need sentence_ends")
+            raise InputError("the strategy 'sentences' needs sentence_ends")
         return _chunk_at_sentences(document_lengths, max_length, sentence_ends)
     chunk_counts = -(-document_lengths // max_length)
     document, chunk_number = expand_counts(chunk_counts)
@@ -66,7 +69,7 @@ def chunk_documents(lengths: Ints, max_length: int, *, strategy: str = "even", s
 
 
 def sentence_edges(sentence_ends: Ints, max_length: int) -> Ints:
-    """Where units begin and end [units + 1]: sentences, or nearly even parts of one that is over `max_length`."""
+    """Return the edges of the sentences [N + 1]; sentences over `max_length` are split into nearly equal parts."""
     sentence_lengths = np.diff(sentence_ends, prepend=0)
     chunks = chunk_documents(sentence_lengths, max_length)
     return np.concatenate([np.zeros(1, np.int64), (sentence_ends - sentence_lengths)[chunks.document] + chunks.end])
@@ -77,19 +80,21 @@ def _chunk_at_sentences(document_lengths: Ints, max_length: int, sentence_ends: 
     document_ends = np.cumsum(document_lengths)
     document_starts = document_ends - document_lengths
     if edges[-1] != document_lengths.sum():
-        raise InputError(f"sentences of {edges[-1]} tokens in documents of {document_lengths.sum()}; give those of one corpus")
+        raise InputError(
+            f"the sentences have {edges[-1]} tokens and the documents {document_lengths.sum()}; use one corpus"
+        )
     chunk_ends = [document_ends[(document_lengths > 0) & (document_lengths <= max_length)]]
     for number in np.flatnonzero(document_lengths > max_length).tolist():
         low, high = np.searchsorted(edges, (document_starts[number], document_ends[number]))
         chunk_ends.append(np.array(_greedy_stops(edges[low : high + 1].tolist(), max_length)))
     end = np.sort(np.concatenate(chunk_ends))
-    begin = np.concatenate([np.zeros(min(1, len(end)), np.int64), end[:-1]])  # the pieces leave nothing between them
+    begin = np.concatenate([np.zeros(min(1, len(end)), np.int64), end[:-1]])  # chunks are contiguous
     document = np.searchsorted(document_ends, begin, side="right")
     return Chunks(document, begin - document_starts[document], end - document_starts[document])
 
 
 def _greedy_stops(edges: list[int], max_length: int) -> list[int]:
-    """Of rising places, each at most `max_length` behind the one before: the fewest stops on the way to the last one."""
+    """Return the fewest of the increasing `edges` at which to split, at most `max_length` apart, up to the last."""
     stops: list[int] = []
     index = 0
     while index + 1 < len(edges):
@@ -100,28 +105,25 @@ def _greedy_stops(edges: list[int], max_length: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChunkBatch:
-    """Packed pieces, with the epoch that, beside seed and number, decides what is done to them.
-
-    Where a piece is a pair, `first_lengths` is the length of its first segment and `is_next` says whether the second one really
-    follows it.
-    """
+    """Packed chunks of one epoch; with seed and index, the epoch determines their noise."""
 
     epoch: int
     chunks: PackedChunks
-    first_lengths: Ints | None = None  # [B]
-    is_next: Bools | None = None  # [B]
+    first_lengths: Ints | None = None  # [B] length of the first segment, if a chunk is a pair of segments
+    is_next: Bools | None = None  # [B] whether the second segment follows the first in the corpus
 
     def __len__(self) -> int:
         return len(self.chunks.lengths)
 
     @property
     def tokens(self) -> int:
+        """Number of tokens."""
         return len(self.chunks.ids)
 
     def split(self, num_microbatches: int) -> list[ChunkBatch]:
-        """Cut into at most `num_microbatches` consecutive batches of about equal token count, each of at least one piece."""
+        """Split into at most `num_microbatches` consecutive, nonempty batches of similar token count."""
         if num_microbatches < 1:
-            raise InputError(f"a batch cannot be split into {num_microbatches} parts; use 1 or more")
+            raise InputError(f"a batch cannot be split into {num_microbatches} micro-batches; use 1 or more")
         ends = np.cumsum(self.chunks.lengths)
         edges = balanced_split(ends.tolist(), min(num_microbatches, len(self)))
         tokens = [int(ends[edge - 1]) if edge else 0 for edge in edges]
@@ -135,21 +137,21 @@ class ChunkBatch:
 
 
 class ChunkSource(Protocol):
-    """Numbered pieces of a corpus; which they are may change from epoch to epoch. Any number of threads may use one."""
+    """Indexed chunks of a corpus, which can differ between epochs. Implementations are thread-safe."""
 
     max_length: int
 
     def lengths(self, epoch: int) -> Ints:
-        """Tokens of each piece [pieces]."""
+        """Return the number of tokens of each chunk [N]."""
         ...
 
     def gather(self, epoch: int, indices: Ints) -> ChunkBatch:
-        """The chosen pieces, in that order."""
+        """Return the chunks of the given indices, in that order."""
         ...
 
 
 class ChunkedDocuments:
-    """Each document by itself, cut where it is too long; the same pieces in every epoch."""
+    """Each document by itself, split if it is too long; the same chunks in every epoch."""
 
     def __init__(self, corpus: TokenizedCorpus, max_length: int, *, strategy: str = "even") -> None:
         self.corpus, self.max_length = corpus, max_length
@@ -158,67 +160,76 @@ class ChunkedDocuments:
         self._document_starts = corpus.document_starts
 
     def lengths(self, epoch: int) -> Ints:  # noqa: ARG002  # the same in every epoch
+        """Return the number of tokens of each chunk [N]."""
         return self.chunks.lengths
 
     def gather(self, epoch: int, indices: Ints) -> ChunkBatch:
+        """Return the chunks of the given indices, in that order."""
         starts = self._document_starts[self.chunks.document[indices]]
         begins, ends = starts + self.chunks.start[indices], starts + self.chunks.end[indices]
         return ChunkBatch(epoch, PackedChunks(self.corpus.gather_spans(begins, ends), ends - begins, indices))
 
 
 class PackedDocuments:
-    """All documents end to end, in an order that seed and epoch decide, each with `separator_id` behind it, cut every
-    `max_length` tokens; the last piece of an epoch is what is left."""
+    """All documents, each followed by `separator_id`, concatenated in random order and split every `max_length` tokens.
+
+    The order depends on seed and epoch. The last chunk of an epoch has the remaining tokens.
+    """
 
     def __init__(self, corpus: TokenizedCorpus, max_length: int, separator_id: int, *, seed: int) -> None:
         if max_length < 1:
-            raise InputError(f"pieces of at most {max_length} tokens cannot be; use 1 or more")
+            raise InputError(f"max_length is {max_length}; use 1 or more")
         self.corpus, self.max_length, self.separator_id, self.seed = corpus, max_length, separator_id, seed
         self._document_starts = corpus.document_starts
         self._total_tokens = corpus.tokens + len(corpus)
-        self._cached_layout = lru_cache(2)(self._layout)  # two: batches are made ahead of time, over the end of an epoch
+        # two epochs: at the end of an epoch, batches of the next one are prefetched
+        self._cached_layout = lru_cache(2)(self._layout)
 
     def _layout(self, epoch: int) -> tuple[Ints, Ints]:
-        """The documents in order, and where each one's separator stands."""
+        """Return the order of the documents, and the position of the separator after each."""
         stream_index, count = np.zeros(1, np.int64), np.array([len(self.corpus)])
         order = np.argsort(CounterRNG(self.seed, epoch).random_bits(stream_index, count, "pack"), kind="stable")
         return order, np.cumsum(self.corpus.lengths[order] + 1) - 1
 
-    def lengths(self, epoch: int) -> Ints:  # noqa: ARG002
+    def lengths(self, epoch: int) -> Ints:  # noqa: ARG002  # the same in every epoch
+        """Return the number of tokens of each chunk [N]."""
         return chunk_documents(np.array([self._total_tokens]), self.max_length, strategy="greedy").lengths
 
     def gather(self, epoch: int, indices: Ints) -> ChunkBatch:
+        """Return the chunks of the given indices, in that order."""
         order, separator_positions = self._cached_layout(epoch)
         begins = indices * self.max_length
         lengths = np.minimum(begins + self.max_length, self._total_tokens) - begins
         chunk, offset = expand_counts(lengths)
-        positions = begins[chunk] + offset  # [T] among all documents with their separators
+        positions = begins[chunk] + offset  # [T] in the concatenation of all documents with separators
         ranks = np.searchsorted(separator_positions, positions)
         is_text = positions < separator_positions[ranks]
         document = order[ranks]
-        offsets_in_document = positions - (separator_positions[ranks] - self.corpus.lengths[document])  # tokens of its document before it
+        offsets_in_document = positions - (separator_positions[ranks] - self.corpus.lengths[document])
         ids = np.full(len(positions), self.separator_id, dtype=np.int64)
         ids[is_text] = self.corpus.tokens_at((self._document_starts[document] + offsets_in_document)[is_text])
         return ChunkBatch(epoch, PackedChunks(ids, lengths, indices))
 
 
 class ChunkBatches(ResumableBatches[ChunkBatch]):
-    """The endless run of batches of pieces, of at most `max_tokens` tokens each; see `ResumableBatches.iterate_from`.
+    """Infinite, resumable iterator over batches of chunks, of at most `max_tokens` tokens each.
 
-    Pieces of like length share a batch; `bucket_pool=1` mixes all lengths.
+    Chunks of similar length share a batch; `bucket_pool=1` mixes all lengths.
     """
 
-    def __init__(self, source: ChunkSource, max_tokens: int, seed: int, num_workers: int = 0, bucket_pool: int = BUCKET_POOL) -> None:
+    def __init__(
+        self, source: ChunkSource, max_tokens: int, seed: int, num_workers: int = 0, bucket_pool: int = BUCKET_POOL
+    ) -> None:
         if source.max_length > max_tokens:
-            reason = f"a piece may have {source.max_length} tokens and a batch {max_tokens}"
-            raise InputError(f"{reason}; set train.batch_tokens to {source.max_length} or more, or cut shorter pieces")
+            reason = f"a chunk can have {source.max_length} tokens, but a batch only {max_tokens}"
+            raise InputError(f"{reason}; set train.batch_tokens to {source.max_length} or more, or use shorter chunks")
         super().__init__(max_tokens, seed, num_workers, bucket_pool)
         self._source = source
 
     def _lengths(self, epoch: int) -> tuple[Ints, Ints]:
         lengths = self._source.lengths(epoch)
         if not len(lengths):
-            raise InputError("the corpus has no pieces to make batches of; give more text")
+            raise InputError("the corpus has no chunks to train on; give more text")
         return lengths, np.zeros_like(lengths)
 
     def _collate(self, epoch: int, indices: Ints) -> ChunkBatch:

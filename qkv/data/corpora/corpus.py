@@ -1,7 +1,7 @@
-"""Documents of a corpus: plain text, JSON lines, Parquet, folders of them and Hugging Face datasets, one at a time.
+"""Read the documents of a corpus one by one: plain text, JSON lines, Parquet, folders and Hugging Face datasets.
 
-Files are UTF-8, plain or packed (.gz, .zst, by the name's ending); a byte order mark and Windows line ends are
-tolerated. What cannot be read is one line that names file and line (of Parquet and datasets: the row).
+Files are UTF-8, plain or compressed (.gz, .zst, by the file name); a byte order mark and Windows line ends are
+accepted. Errors name the file and the line (the row for Parquet and datasets).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import gzip
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,7 +22,7 @@ from qkv.errors import InputError, did_you_mean
 FORMATS = ("line_per_document", "blank_line_separated", "file_per_document", "jsonl", "parquet")
 DATASETS_PREFIX = "datasets:"
 PYTHON_TOPICS = "python:topics"
-# Which formats a file in a folder may have, by its name's ending; a .json of a corpus holds JSON lines.
+# possible formats of a file in a folder by its suffix; a .json file contains JSON lines
 _FORMATS_BY_SUFFIX = {".txt": FORMATS[:3], ".jsonl": ("jsonl",), ".ndjson": ("jsonl",), ".json": ("jsonl",)}
 _FORMATS_BY_SUFFIX |= {".parquet": ("parquet",)}
 _COMPRESSED = (".gz", ".zst")
@@ -30,15 +31,15 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A text with the place ("file:line") that it came from."""
+    """A text with the location ("file:line") it was read from."""
 
     text: str
     location: str
-    line_is_sentence: bool = False  # a line of it is a sentence
+    line_is_sentence: bool = False  # each line is one sentence
 
     @property
     def sentences(self) -> list[str]:
-        """The text cut into sentences, with no character lost: white space stands at the head of the next one."""
+        """The sentences of the text, which concatenated give the text: white space is at the start of the next one."""
         if self.line_is_sentence:
             first, *rest = self.text.split("\n")
             return [first, *(f"\n{line}" for line in rest)]
@@ -48,32 +49,33 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class CorpusFile:
-    """A file, or a dataset's name, with its format and its size in bytes."""
+    """A file or the name of a dataset, with its format and size in bytes."""
 
     name: str
     format: str
     size: int
 
 
-def iter_documents(paths: Iterable[str | Path], *, format: str | None = None, text_field: str = "text") -> Iterator[Document]:
-    """All documents of the paths, in order. See `Corpus`."""
+def iter_documents(
+    paths: Iterable[str | Path], *, format: str | None = None, text_field: str = "text"
+) -> Iterator[Document]:
+    """Yield all documents of the paths in order; see `Corpus`."""
     return iter(Corpus(paths, format=format, text_field=text_field))
 
 
 class Corpus:
-    """The documents of files, folders and datasets; each iteration begins at the first one.
+    """The documents of files, folders and datasets; each iteration starts at the first one.
 
-    `format` says how documents stand in a file:
-    - line_per_document: a document a line;
-    - blank_line_separated: blank lines stand between documents, and a line is a sentence;
-    - file_per_document: a file is a document, with lines that end anywhere;
-    - jsonl: an object a line, with the text in `text_field`;
-    - parquet: a row each, with the text in the column `text_field`.
-    Without it the name's ending decides, but never between the first three: a .txt needs to be told. Of a folder
-    and those in it, the visible files that end as the format does are read, sorted by path. "datasets:NAME",
-    "datasets:NAME:SPLIT" and "datasets:NAME@CONFIGURATION:SPLIT" are Hugging Face datasets, streamed.
-    "python:topics" are the topics of Python's own documentation, which every installation has.
-    Texts of nothing but white space are no documents.
+    `format` is one of:
+    - line_per_document: one document per line;
+    - blank_line_separated: blank lines separate documents, and each line is a sentence;
+    - file_per_document: one document per file, with arbitrary line breaks;
+    - jsonl: one object per line, with the text in `text_field`;
+    - parquet: one document per row, with the text in the column `text_field`.
+    By default it is inferred from the suffix; a .txt file needs one of the first three. In a folder and its subfolders,
+    the visible files with a suffix of the format are read, sorted by path. "datasets:NAME", "datasets:NAME:SPLIT" and
+    "datasets:NAME@CONFIGURATION:SPLIT" are streamed Hugging Face datasets. "python:topics" are the topics of Python's
+    documentation, which every installation has. Blank documents are skipped.
     """
 
     def __init__(self, paths: Iterable[str | Path], *, format: str | None = None, text_field: str = "text") -> None:
@@ -82,10 +84,10 @@ class Corpus:
         self.text_field = text_field
         self.files = [file for path in paths for file in _find_files(path, format)]
         if not self.files:
-            raise InputError("no files to read; name at least one")
+            raise InputError("no files to read; give at least one")
         self.size = sum(file.size for file in self.files)
-        self._bytes_done = 0  # bytes of the files that are read
-        self._file: BinaryIO | None = None  # that is being read
+        self._bytes_done = 0  # bytes of the files that are finished
+        self._file: BinaryIO | None = None  # the file that is being read
 
     def __iter__(self) -> Iterator[Document]:
         self._bytes_done = 0
@@ -96,11 +98,11 @@ class Corpus:
 
     @property
     def bytes_read(self) -> int:
-        """Bytes of the files, packed as they are, that the last iteration has come to."""
+        """Number of (compressed) bytes that the current iteration has read."""
         return self._bytes_done + (0 if self._file is None or self._file.closed else self._file.tell())
 
     def manifest(self) -> dict[str, Any]:
-        """What decides which documents come."""
+        """Return the files and settings that determine the documents."""
         return {"files": [asdict(file) for file in self.files], "text_field": self.text_field}
 
     def _read_file(self, file: CorpusFile) -> Iterator[Document]:
@@ -143,8 +145,7 @@ class Corpus:
 
     def _read_parquet(self, file: CorpusFile) -> Iterator[Document]:
         try:
-            import pyarrow
-            from pyarrow import parquet
+            pyarrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
         except ImportError:
             raise InputError(f"{file.name}: Parquet needs the package pyarrow: {INSTALL_HINT}") from None
         row = 0
@@ -152,20 +153,22 @@ class Corpus:
             with open(file.name, "rb") as self._file, parquet.ParquetFile(self._file) as parquet_file:
                 names = parquet_file.schema_arrow.names
                 if self.text_field not in names:
-                    raise InputError(f"{file.name}: no column '{self.text_field}'; {did_you_mean(self.text_field, names)}")
+                    hint = did_you_mean(self.text_field, names)
+                    raise InputError(f"{file.name}: no column '{self.text_field}'; {hint}")
                 for batch in parquet_file.iter_batches(columns=[self.text_field]):
                     for value in batch.column(0).to_pylist():
                         row += 1
                         location = f"{file.name}:{row}"
                         yield Document(string_field({self.text_field: value}, self.text_field, location), location)
-        except OSError as problem:  # what pyarrow says of damage may be one too
+        except OSError as problem:  # pyarrow also raises it for damaged files
             raise InputError(f"{file.name}:{row + 1}: cannot read on ({_first_line(problem)}); copy it again") from None
         except (pyarrow.ArrowException, UnicodeDecodeError) as problem:
-            raise InputError(f"{file.name}:{row + 1}: damaged Parquet ({_first_line(problem)}); copy it again") from None
+            reason = f"damaged Parquet ({_first_line(problem)}); copy it again"
+            raise InputError(f"{file.name}:{row + 1}: {reason}") from None
 
     def _read_hf_dataset(self, file: CorpusFile) -> Iterator[Document]:
         try:
-            import datasets
+            datasets = import_module("datasets")
         except ImportError:
             raise InputError(f"{file.name}: needs the package datasets: pip install 'qkv[datasets]'") from None
         dataset_id, _, split = file.name.removeprefix(DATASETS_PREFIX).partition(":")
@@ -178,11 +181,11 @@ class Corpus:
                 yield Document(string_field(record, self.text_field, location), location)
         except InputError:
             raise
-        except Exception as problem:  # of many classes, of as many libraries
+        except Exception as problem:  # the libraries for downloads and file formats raise many classes
             raise InputError(f"{file.name}:{row + 1}: cannot be read ({_first_line(problem)})") from None
 
     def _iter_lines(self, file: CorpusFile) -> Iterator[tuple[int, str]]:
-        """Each line without its end, after its number."""
+        """Yield the number and the text of each line, without its line end."""
         number = 0
         try:
             with open(file.name, "rb") as self._file:
@@ -191,9 +194,8 @@ class Corpus:
                     yield number, _decode_line(line.removesuffix(b"\n").removesuffix(b"\r"), file.name, number)
         except (gzip.BadGzipFile, EOFError, zlib.error):
             suffix = Path(file.name).suffix.lower()
-            raise InputError(
-                f"{file.name}:{number + 1}: the {suffix} file is broken or ends early here; copy it again"
-            ) from None
+            reason = f"the {suffix} file is broken or ends early here; copy it again"
+            raise InputError(f"{file.name}:{number + 1}: {reason}") from None
         except OSError as problem:
             reason = f"cannot read on ({problem.strerror}); give a readable file"
             raise InputError(f"{file.name}:{number + 1}: {reason}") from None
@@ -211,16 +213,25 @@ def _find_files(path: str | Path, format: str | None) -> Iterator[CorpusFile]:
     if not root.is_dir():
         yield _make_corpus_file(root, format or _infer_format(root))
         return
-    visible_files = (file for file in root.rglob("*") if not any(p.startswith(".") for p in file.relative_to(root).parts))
-    # With no format, every ending that we know counts, so that a text which needs to be told is not passed over.
-    files = [
-        file for file in visible_files if file.is_file() and (_possible_formats(file) if format is None else format in _possible_formats(file))
-    ]
+    # without a format, all known suffixes are included, so that a .txt file leads to an error instead of being skipped
+    files = [file for file in _visible_files(root) if _matches_format(file, format)]
     if not files:
         suffixes = [suffix for suffix, formats in _FORMATS_BY_SUFFIX.items() if format is None or format in formats]
-        raise InputError(f"{root}: no file in it ends in {', '.join(suffixes)}; name the files themselves")
+        raise InputError(f"{root}: no file with the suffix {', '.join(suffixes)}; give the files instead of the folder")
     for file in sorted(files, key=lambda file: file.relative_to(root).parts):
         yield _make_corpus_file(file, format or _infer_format(file))
+
+
+def _visible_files(root: Path) -> Iterator[Path]:
+    for path in root.rglob("*"):
+        is_hidden = any(name.startswith(".") for name in path.relative_to(root).parts)
+        if not is_hidden and path.is_file():
+            yield path
+
+
+def _matches_format(file: Path, format: str | None) -> bool:
+    formats = _possible_formats(file)
+    return bool(formats) if format is None else format in formats
 
 
 def _read_python_topics(file: CorpusFile) -> Iterator[Document]:
@@ -244,7 +255,7 @@ def _possible_formats(path: Path) -> tuple[str, ...]:
 
 
 def name_implies_format(name: str | Path) -> bool:
-    """Whether a name alone says how documents stand in the file."""
+    """Return whether the format follows from the file name."""
     return len(_possible_formats(Path(name))) == 1
 
 
@@ -253,7 +264,7 @@ def _infer_format(path: Path) -> str:
     if len(formats) == 1 or not path.exists():
         return formats[0] if formats else FORMATS[0]
     options = f"{FORMATS[0]}, {FORMATS[1]} or {FORMATS[2]}"
-    raise InputError(f"{path}: its name does not tell where a document ends; give the format: {options}")
+    raise InputError(f"{path}: the file name does not determine the format; give the format: {options}")
 
 
 def _decode_line(raw: bytes, name: str, number: int) -> str:
@@ -265,5 +276,5 @@ def _decode_line(raw: bytes, name: str, number: int) -> str:
 
 
 def _first_line(problem: BaseException) -> str:
-    """What a library says, in one line."""
+    """Return the first line of an exception's message."""
     return (str(problem).strip() or type(problem).__name__).splitlines()[0]

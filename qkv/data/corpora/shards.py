@@ -1,8 +1,8 @@
-"""A corpus cut into ids once and for all: files that are mapped into memory, built so that a kill costs one shard.
+"""A tokenized corpus on disk, in memory-mapped files; an interrupted build loses at most one shard.
 
-A folder holds shards, each a safetensors file with the ids of some documents, where each document ends and where each
-sentence ends, and `meta.json`, which says what they were made of. A shard is whole or not there, and what it holds
-depends on the documents, the tokeniser and `shard_tokens` alone.
+A folder has shards, which are safetensors files with the token ids of some documents and the ends of documents and
+sentences, and `meta.json` with the settings of the build. A shard is written atomically, and its bytes depend on the
+documents, the tokenizer and `shard_tokens` only.
 """
 
 from __future__ import annotations
@@ -31,27 +31,26 @@ _TENSOR_NAMES = ("ids", "document_ends", "sentence_ends")
 _DTYPES: dict[str, np.dtype[Any]] = {"U16": np.dtype("<u2"), "U32": np.dtype("<u4"), "I64": np.dtype("<i8")}
 _RERUN_HINT = "give the same qkv data build command again"
 
-# Documents and tokens that are in whole shards or on their way there.
-ProgressCallback = Callable[[int, int], None]
+ProgressCallback = Callable[[int, int], None]  # called with the number of documents and tokens encoded so far
 
 
 class Shards(TokenizedCorpus):
-    """A folder that `build_shards` has finished, by mapped memory: opening it reads next to nothing.
+    """A corpus built by `build_shards`, memory-mapped: opening it reads very little.
 
-    With `tokenizer`, a folder that was built with another one is refused. Sizes and counts are checked here; `check`
-    also reads every byte.
+    With `tokenizer`, a folder built with another tokenizer is refused. Sizes and counts are always checked; `check`
+    also verifies every byte.
     """
 
     def __init__(self, folder: str | Path, tokenizer: Tokenizer | None = None, *, check: bool = False) -> None:
         self.folder = Path(folder)
         meta = _read_meta(self.folder)
         if meta is None:
-            raise InputError(f"{self.folder}: has no {META}, so it is no built corpus; see qkv data build")
+            raise InputError(f"{self.folder}: has no {META}, so it is not a built corpus; see qkv data build")
         if "shards" not in meta:
             raise InputError(f"{self.folder}: is not finished; {_RERUN_HINT}")
         self.meta = meta
         if tokenizer is not None and tokenizer_fingerprint(tokenizer) != self.meta["tokenizer_fingerprint"]:
-            raise InputError(f"{self.folder}: was built with another tokeniser; build it again, or load that tokeniser")
+            raise InputError(f"{self.folder}: was built with another tokenizer; build it again, or use that tokenizer")
         blocks = []
         for number, expected in enumerate(self.meta["shards"]):
             path = _shard_path(self.folder, number)
@@ -62,12 +61,13 @@ class Shards(TokenizedCorpus):
         super().__init__(blocks)
 
     def __reduce__(self) -> tuple[Any, tuple[Path]]:
-        return Shards, (self.folder,)  # a copy in another process maps the files again
+        return Shards, (self.folder,)  # unpickling in another process maps the files again
 
     def fingerprint(self) -> str:
-        """The same for the same ids in the same shards; read off the index."""
+        """Return a hash of tokenizer and shards, from the fingerprints in `meta.json`."""
         fingerprints = " ".join(shard["fingerprint"] for shard in self.meta["shards"])
-        return hashlib.blake2b(f"{self.meta['tokenizer_fingerprint']} {fingerprints}".encode(), digest_size=16).hexdigest()
+        content = f"{self.meta['tokenizer_fingerprint']} {fingerprints}"
+        return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
 
 
 def build_shards(
@@ -79,59 +79,71 @@ def build_shards(
     shard_tokens: int = SHARD_TOKENS,
     on_progress: ProgressCallback = lambda documents, tokens: None,  # noqa: ARG005
 ) -> Shards:
-    """Encodes the documents into `folder`; goes on after its last whole shard if it was begun before.
+    """Encode documents into `folder`, or continue an interrupted build after its last complete shard.
 
-    A shard ends with the document that brings it to `shard_tokens`. Given again, the documents must be the same: of a
-    `Corpus`, names and sizes of the files are compared. `on_progress` is called with what an earlier call has left, then
-    again and again.
+    Args:
+        folder: a new or empty folder, or one with an interrupted build.
+        documents: the documents; to continue a build they must be the same. The file names and sizes of a `Corpus` are
+            compared.
+        tokenizer: the tokenizer.
+        num_workers: threads that encode.
+        shard_tokens: a shard ends with the document that reaches this number of tokens.
+        on_progress: called at the start, with the counts of an earlier build, and after each block.
     """
     folder = Path(folder)
     if shard_tokens < 1:
-        raise InputError(f"a shard of {shard_tokens} tokens cannot be; use 1 or more")
+        raise InputError(f"shard_tokens is {shard_tokens}; use 1 or more")
     settings = _build_settings(documents, tokenizer, shard_tokens)
     if _start_or_resume(folder, settings):
         return Shards(folder, tokenizer)
     shard_infos = list(_existing_shards(folder))
     num_documents, tokens = (sum(shard[name] for shard in shard_infos) for name in ("documents", "tokens"))
     remaining = _skip_documents(documents, num_documents, folder)
-    blocks = _report_progress(encode_blocks(remaining, tokenizer, num_workers=num_workers), num_documents, tokens, on_progress)
+    encoded = encode_blocks(remaining, tokenizer, num_workers=num_workers)
+    blocks = _report_progress(encoded, num_documents, tokens, on_progress)
     for block in _split_into_shards(blocks, shard_tokens):
         metadata = _shard_metadata(block)
         tensors = {name: np.ascontiguousarray(getattr(block, name)) for name in _TENSOR_NAMES}
-        # One note only: the library writes several in any order, and the bytes have to be the same each time.
-        atomic_write_bytes(_shard_path(folder, len(shard_infos)), safetensors_bytes(tensors, {_METADATA_KEY: json.dumps(metadata)}))
+        # a single metadata key: the library writes several in arbitrary order, but the bytes must be reproducible
+        content = safetensors_bytes(tensors, {_METADATA_KEY: json.dumps(metadata)})
+        atomic_write_bytes(_shard_path(folder, len(shard_infos)), content)
         shard_infos.append(metadata)
     if not any(shard["tokens"] for shard in shard_infos):
-        raise InputError(f"{folder}: the corpus has no text, so that there is nothing to build; give some")
+        raise InputError(f"{folder}: the corpus has no text; give at least one document")
     totals = {name: sum(shard[name] for shard in shard_infos) for name in ("documents", "sentences", "tokens")}
-    atomic_write_text(folder / META, json.dumps({**settings, **totals, "shards": shard_infos}, ensure_ascii=False, indent=2) + "\n")
+    meta = {**settings, **totals, "shards": shard_infos}
+    atomic_write_text(folder / META, json.dumps(meta, ensure_ascii=False, indent=2) + "\n")
     return Shards(folder, tokenizer)
 
 
 def _build_settings(documents: Iterable[Document], tokenizer: Tokenizer, shard_tokens: int) -> dict[str, Any]:
-    """What a build is begun with; all that decides its bytes."""
+    """Return all settings that determine the bytes of a build."""
     manifest = documents.manifest() if isinstance(documents, Corpus) else {}
-    settings = {"version": _VERSION, "tokenizer_fingerprint": tokenizer_fingerprint(tokenizer), "vocab_size": tokenizer.vocab_size}
+    settings = {
+        "version": _VERSION,
+        "tokenizer_fingerprint": tokenizer_fingerprint(tokenizer),
+        "vocab_size": tokenizer.vocab_size,
+    }
     return {**settings, "shard_tokens": shard_tokens, **manifest}
 
 
 def _start_or_resume(folder: Path, settings: dict[str, Any]) -> bool:
-    """Whether the folder is built already; another corpus in it is refused, and one with nothing in it is taken."""
+    """Return whether the folder has a finished build; a folder with another corpus or other files is refused."""
     existing = _read_meta(folder)
     if existing is None and folder.exists() and not (folder.is_dir() and _is_empty(folder)):
-        raise InputError(f"{folder}: is there already and is no corpus; choose another folder, or remove it first")
+        raise InputError(f"{folder}: exists and is not a corpus; choose another folder, or remove it first")
     if existing is None or not ("shards" in existing or _shard_path(folder, 0).is_file()):
         atomic_write_text(folder / META, json.dumps(settings, ensure_ascii=False, indent=2) + "\n")
         return False
     for key in sorted({*settings, *existing} - {"shards", "documents", "sentences", "tokens"}):
         if existing.get(key) != settings.get(key):
-            reason = f"holds a corpus of another '{key}'"
+            reason = f"has a corpus with another '{key}'"
             raise InputError(f"{folder}: {reason}; choose another folder, or remove it first")
     return "shards" in existing
 
 
 def _is_empty(folder: Path) -> bool:
-    """Whether nothing but what a kill may have left beside a file is in it."""
+    """Return whether a folder has no files except the temporary ones of an interrupted write."""
     return all(path.name.startswith(".") for path in folder.iterdir())
 
 
@@ -147,7 +159,7 @@ def _read_meta(folder: Path) -> dict[str, Any] | None:
     except (ValueError, TypeError, KeyError):
         raise InputError(f"{path}: damaged; remove {folder} and build it again") from None
     if version != _VERSION:
-        raise InputError(f"{path}: of version {version}, where this qkv reads {_VERSION}; build the corpus again")
+        raise InputError(f"{path}: has version {version}, but this qkv reads {_VERSION}; build the corpus again")
     return meta
 
 
@@ -156,7 +168,7 @@ def _shard_path(folder: Path, number: int) -> Path:
 
 
 def _existing_shards(folder: Path) -> Iterator[dict[str, Any]]:
-    """What the shards of an unfinished build say of themselves."""
+    """Yield the metadata of the shards of an unfinished build."""
     for number in itertools.count():
         path = _shard_path(folder, number)
         if not path.is_file():
@@ -165,17 +177,18 @@ def _existing_shards(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _skip_documents(documents: Iterable[Document], count: int, folder: Path) -> Iterator[Document]:
-    """The documents after the first `count`, which are read over."""
+    """Return an iterator that starts after the first `count` documents."""
     remaining = iter(documents)
     num_skipped = sum(1 for _ in itertools.islice(remaining, count))
     if num_skipped < count:
-        raise InputError(
-            f"{folder}: was begun with {count} documents or more, and now there are {num_skipped}; remove it first"
-        )
+        problem = f"the interrupted build has {count} documents, but the corpus now has {num_skipped}"
+        raise InputError(f"{folder}: {problem}; remove the folder first")
     return remaining
 
 
-def _report_progress(blocks: Iterable[TokenBlock], documents: int, tokens: int, on_progress: ProgressCallback) -> Iterator[TokenBlock]:
+def _report_progress(
+    blocks: Iterable[TokenBlock], documents: int, tokens: int, on_progress: ProgressCallback
+) -> Iterator[TokenBlock]:
     on_progress(documents, tokens)
     for block in blocks:
         documents += len(block.document_ends)
@@ -185,7 +198,7 @@ def _report_progress(blocks: Iterable[TokenBlock], documents: int, tokens: int, 
 
 
 def _split_into_shards(blocks: Iterable[TokenBlock], shard_tokens: int) -> Iterator[TokenBlock]:
-    """The same documents in parts that end with the document that reaches `shard_tokens`, and what is left."""
+    """Regroup the documents into shards, each of which ends with the document that reaches `shard_tokens`."""
     pending: list[TokenBlock] = []
     pending_tokens = 0
     for block in blocks:
@@ -208,7 +221,7 @@ def _shard_metadata(block: TokenBlock) -> dict[str, Any]:
 
 
 def _open_shard(path: Path) -> tuple[TokenBlock, dict[str, Any]]:
-    """A shard's arrays, as views of the mapped file, and what it says of itself."""
+    """Return the arrays of a shard, as views of the mapped file, and its metadata."""
     try:
         size = path.stat().st_size
         with open(path, "rb") as file:

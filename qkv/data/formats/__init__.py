@@ -1,5 +1,28 @@
-"""Readers of the tasks' data: `read(format, path)` gives the examples of `qkv.data.examples`."""
+"""Dataset formats: `read(format, path)` returns the examples of a file (`qkv.data.examples`, `qkv.data.pair`)."""
 
-from qkv.data.formats.registry import FORMATS, DatasetFormat, has_splits, read, reader_options
+from qkv.data.formats.loading import iter_examples, read, read_files, read_splits
+from qkv.data.formats.registry import (
+    FORMATS,
+    DatasetFormat,
+    get_format,
+    has_splits,
+    pair_format_name,
+    pair_formats,
+    reader_options,
+    register_format,
+)
 
-__all__ = ["FORMATS", "DatasetFormat", "has_splits", "read", "reader_options"]
+__all__ = [
+    "FORMATS",
+    "DatasetFormat",
+    "get_format",
+    "has_splits",
+    "iter_examples",
+    "pair_format_name",
+    "pair_formats",
+    "read",
+    "read_files",
+    "read_splits",
+    "reader_options",
+    "register_format",
+]

@@ -1,5 +1,5 @@
-"""Multiple choice: SWAG (Zellers et al., 2018), ARC (Clark et al., 2018), CommonsenseQA (Talmor et al., 2019), and a
-person's own table of questions with options."""
+"""Readers of multiple choice: tables, SWAG (Zellers et al., 2018), ARC (Clark et al., 2018) and CommonsenseQA (Talmor
+et al., 2019)."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ _ENDING_COLUMNS = "ending0,ending1,ending2,ending3"
 
 
 def read_swag(path: Path, error_policy: ErrorPolicy) -> Iterator[MultipleChoiceExample]:
-    """SWAG's CSV: a sentence, the beginning of the next one, four endings; a test file has no labels."""
-    yield from read_table(path, error_policy, context="sent1", text_pair="sent2", choices=_ENDING_COLUMNS, answer="label", answer_optional=True)
+    """Read SWAG's CSV: a sentence, the beginning of the next one, and four endings; a test file has no labels."""
+    columns = {"context": "sent1", "text_pair": "sent2", "choices": _ENDING_COLUMNS, "answer": "label"}
+    yield from read_table(path, error_policy, answer_optional=True, **columns)
 
 
 def read_table(
@@ -42,13 +43,29 @@ def read_table(
     file_type: str | None = None,
     answer_optional: bool = False,
 ) -> Iterator[MultipleChoiceExample]:
-    """Choices out of a table: `choices` names one JSON field with a list, or columns with commas between; `answer` is
-    the number of the right one, from 0. Where it is `answer_optional`, a table without that column has no answers."""
+    """Read questions with choices from a table.
+
+    Args:
+        path: the table.
+        error_policy: handles bad records.
+        context: column of the question or context.
+        text_pair: column of a second text between the context and each choice.
+        choices: one JSON field with a list, or several columns, separated by commas.
+        answer: column with the index of the correct choice, from 0; None reads no answers.
+        id: column of the example's id.
+        file_type: "csv", "tsv" or "jsonl", if the file name does not tell.
+        answer_optional: accept a table without the column `answer`, as unlabeled examples.
+    """
     names = [name.strip() for name in choices.split(",")]
     required = [name for name in (context, text_pair, id) if name is not None] + names
-    for row in read_rows(path, error_policy, required=required + ([answer] if answer and not answer_optional else []), file_type=file_type):
+    if answer and not answer_optional:
+        required.append(answer)
+    for row in read_rows(path, error_policy, required=required, file_type=file_type):
         with error_policy:
-            choice_texts = strings_field(row.fields, choices, row.location) if len(names) == 1 else tuple(map(row.text, names))
+            if len(names) == 1:
+                choice_texts = strings_field(row.fields, choices, row.location)
+            else:
+                choice_texts = tuple(row.text(name) for name in names)
             has_label = answer is not None and (not answer_optional or answer in row.fields)
             yield MultipleChoiceExample(
                 context=row.text(context),
@@ -63,19 +80,19 @@ def read_table(
 def _parse_answer(row: Row, name: str, choices: Sequence[str]) -> int:
     value = require_field(row.fields, name, row.location)
     index = int_field({name: parse_count(value) if isinstance(value, str) else value}, name, row.location)
-    if len(choices) > 1 and not 0 <= index < len(choices):  # of fewer the task says what is wrong
+    if len(choices) > 1 and not 0 <= index < len(choices):  # the task refuses fewer than two choices
         raise InputError(
-            f"{row.location}: the answer is {index}, but the options are 0 to {len(choices) - 1}; correct it"
+            f"{row.location}: the answer is {index}, but the choices are 0 to {len(choices) - 1}; correct it"
         )
     return index
 
 
 def read_arc(path: Path, error_policy: ErrorPolicy) -> Iterator[MultipleChoiceExample]:
-    """ARC and CommonsenseQA as JSON lines, in any of the three forms that they go about in:
+    """Read ARC and CommonsenseQA as JSON lines, in any of three published forms.
 
-    - the official one: {"question": {"stem", "choices": [{"label", "text"}, …]}, "answerKey": "B"};
-    - that of Hugging Face's hub: {"question", "choices": {"label": […], "text": […]}, "answerKey": "B"};
-    - {"question", "choices": ["…", …], "answer": 1}.
+    - official: {"question": {"stem", "choices": [{"label", "text"}, …]}, "answerKey": "B"};
+    - Hugging Face Hub: {"question", "choices": {"label": […], "text": […]}, "answerKey": "B"};
+    - plain: {"question", "choices": ["…", …], "answer": 1}.
     """
     for location, record in json_records(path, error_policy, '{"question": …, "choices": […], "answer": …}'):
         with error_policy:
@@ -89,13 +106,14 @@ def _parse_question(record: Mapping[str, Any], location: str) -> MultipleChoiceE
         choice_objects = objects_field(question, "choices", location)
         keys = tuple(id_field(option, "label", location) for option in choice_objects)
         choices = tuple(string_field(option, "text", location) for option in choice_objects)
-        return MultipleChoiceExample(string_field(question, "stem", location), choices, _answer_index(record, keys, location), location, id=id)
+        stem = string_field(question, "stem", location)
+        return MultipleChoiceExample(stem, choices, _answer_index(record, keys, location), location, id=id)
     stem = string_field(record, "question", location)
     if isinstance(require_field(record, "choices", location), dict):
         choice_lists = object_field(record, "choices", location)
         keys, choices = strings_field(choice_lists, "label", location), strings_field(choice_lists, "text", location)
         if len(keys) != len(choices):
-            raise InputError(f"{location}: {len(choices)} choices have {len(keys)} labels; give each its own")
+            raise InputError(f"{location}: {len(choices)} choices have {len(keys)} labels; give one label per choice")
         return MultipleChoiceExample(stem, choices, _answer_index(record, keys, location), location, id=id)
     choices = strings_field(record, "choices", location)
     label = _parse_answer(Row(location, dict(record)), "answer", choices) if "answer" in record else None
@@ -103,11 +121,11 @@ def _parse_question(record: Mapping[str, Any], location: str) -> MultipleChoiceE
 
 
 def _answer_index(record: Mapping[str, Any], keys: Sequence[str], location: str) -> int | None:
-    """The number of the option that the answer's key names; a test file has none, or an empty one."""
+    """Return the index of the choice with the answer's key; None if the key is missing or empty, as in a test file."""
     key = id_field(record, "answerKey", location)
     if not key:
         return None
     if key not in keys:
-        known = f"none of the labels {', '.join(keys)}" if keys else "there, and no choice"
-        raise InputError(f"{location}: answerKey '{key}' is {known}; correct it")
+        problem = f"is not one of the labels {', '.join(keys)}" if keys else "is given, but there are no choices"
+        raise InputError(f"{location}: answerKey '{key}' {problem}; correct it")
     return keys.index(key)

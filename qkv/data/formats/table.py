@@ -1,4 +1,4 @@
-"""A person's own table: CSV, TSV or JSON lines with named columns, read with no code.
+"""Reader of tables with named columns: CSV, TSV or JSON lines.
 
 table.read("mine.csv", text="review", label="stars")
 """
@@ -23,31 +23,35 @@ FILE_TYPES = ("csv", "tsv", "jsonl")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A record of a table: its place, and its fields by the names of their columns."""
+    """A record of a table: its location, and its fields by column name."""
 
     location: str
     fields: dict[str, Any]
-    columns: Sequence[str] = ()  # of the whole table; JSON lines have none
+    columns: Sequence[str] = ()  # all columns of the table; empty for JSON lines
 
     def text(self, name: str) -> str:
-        """A field that is a string of something; numbers of a JSON file are not taken for text."""
+        """Return a field that is a string and not blank; the numbers of a JSON file are not text."""
         text = string_field(self.fields, name, self.location)
         if not text.strip():
             raise InputError(f"{self.location}: the column '{name}' is empty here; fill it in or remove the record")
         return text
 
     def id(self, name: str | None) -> str:
-        """A field that names the record; "" if there is no such column."""
-        return "" if name is None else id_field({name: require_field(self.fields, name, self.location)}, name, self.location)
+        """Return the field with the id of the record; "" if `name` is None."""
+        if name is None:
+            return ""
+        return id_field({name: require_field(self.fields, name, self.location)}, name, self.location)
 
 
 def read(path: str | Path, *, skip_bad: bool = False, **options: Any) -> Examples[TextExample]:
-    """All examples of a table. The options are those of `read_labeled`."""
+    """Read all examples of a table. The options are those of `read_labeled`."""
     return collect_examples(read_labeled, Path(path), skip_bad, **options)
 
 
-def collect_examples(reader: Callable[..., Iterator[ExampleT]], path: Path, skip_bad: bool, **options: Any) -> Examples[ExampleT]:
-    """What a reader finds in a file, which has to be something."""
+def collect_examples(
+    reader: Callable[..., Iterator[ExampleT]], path: Path, skip_bad: bool, **options: Any
+) -> Examples[ExampleT]:
+    """Return all examples of a reader; a file without any is refused."""
     error_policy = ErrorPolicy(skip_bad)
     try:
         examples = Examples(reader(path, error_policy, **options))
@@ -55,8 +59,9 @@ def collect_examples(reader: Callable[..., Iterator[ExampleT]], path: Path, skip
         raise InputError(one_line(error)) from None
     examples.skipped = error_policy.errors
     if not examples and error_policy.errors:
-        records = "a bad record" if len(error_policy.errors) == 1 else f"{len(error_policy.errors)} bad records, the first"
-        raise InputError(f"{path}: nothing is left but {records}: {error_policy.errors[0]}")
+        count = len(error_policy.errors)
+        records = "the only record is bad" if count == 1 else f"all {count} records are bad, the first"
+        raise InputError(f"{path}: {records}: {error_policy.errors[0]}")
     if not examples:
         raise InputError(f"{path}: empty, no examples in it; give a file with at least one")
     return examples
@@ -76,11 +81,20 @@ def read_labeled(
     regression: bool = False,
     label_separator: str | None = None,
 ) -> Iterator[TextExample]:
-    """Texts, or pairs of texts, with their labels from the columns of those names; `label=None` reads none.
+    """Read texts, or pairs of texts, with their labels.
 
-    With `regression` a label is a number. With a `label_separator` an example has any number of labels, as it has where a
-    JSON field is a list. Without a `header` the columns are called "1", "2", …. Examples of one `group` can be held out
-    together. `file_type` is one of the FILE_TYPES where the file's name does not tell.
+    Args:
+        path: the table.
+        error_policy: handles bad records.
+        text: column of the text.
+        label: column of the label; None reads no labels.
+        text_pair: column of the second text.
+        id: column of the example's id.
+        group: column of the group; examples of one group can be held out together.
+        file_type: one of the FILE_TYPES, if the file name does not tell.
+        header: whether the first line has the names of the columns; without it they are "1", "2", ….
+        regression: the label is a number.
+        label_separator: text between the labels of an example that has any number of them. A JSON list needs none.
     """
     required = [name for name in (text, text_pair, label, id, group) if name is not None]
     for row in read_rows(path, error_policy, required=required, file_type=file_type, header=header):
@@ -96,7 +110,7 @@ def read_labeled(
 
 
 def parse_label(row: Row, name: str, regression: bool = False, label_separator: str | None = None) -> Label:
-    """A field as a label; JSON's numbers and truth values get the names that a CSV file would give them."""
+    """Return a field as a label; JSON numbers and booleans become the text that a CSV file would have."""
     value = require_field(row.fields, name, row.location)
     if regression:
         return parse_number(value, row.location, name)
@@ -108,20 +122,20 @@ def parse_label(row: Row, name: str, regression: bool = False, label_separator: 
 
 
 def parse_number(value: Any, location: str, name: str) -> float:
-    """A number that can be regressed."""
+    """Return a finite number."""
     try:
         number = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
-        raise InputError(f"{location}: the column '{name}' holds {value!r}, which is no number; correct it")
+        raise InputError(f"{location}: the column '{name}' is {value!r}, not a number; correct it")
     return number
 
 
 def _class_name(value: Any, name: str, location: str) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, int | float) and not math.isnan(value):  # what a table without a value there becomes in JSON
+    if isinstance(value, int | float) and not math.isnan(value):  # NaN is how pandas writes a missing value to JSON
         return str(value)
     label = "" if value is None or isinstance(value, float) else string_field({name: value}, name, location).strip()
     if not label:
@@ -138,13 +152,13 @@ def read_rows(
     header: bool = True,
     allow_short_rows: bool = False,
 ) -> Iterator[Row]:
-    """The records of a table that has the columns that are `required`.
+    """Yield the records of a table that must have the `required` columns.
 
-    With `allow_short_rows` a record may be shorter or longer than the header: then it lacks fields, or loses the last.
+    With `allow_short_rows` a record can have fewer fields than the header, or more, of which the last are dropped.
     """
     file_type = file_type or _infer_file_type(path)
     if file_type not in FILE_TYPES:
-        raise InputError(f"{path}: the form '{file_type}' of a table is unknown; {did_you_mean(file_type, FILE_TYPES)}")
+        raise InputError(f"{path}: file_type '{file_type}' is unknown; {did_you_mean(file_type, FILE_TYPES)}")
     if file_type == "jsonl":
         yield from (Row(location, record) for location, record in json_records(path, error_policy))
         return
@@ -152,7 +166,7 @@ def read_rows(
     num_errors_before = len(error_policy.errors)
     for location, fields in (csv_records if file_type == "csv" else tsv_records)(path, error_policy):
         if columns is None:
-            if header and len(error_policy.errors) > num_errors_before:  # it was the header that was skipped
+            if header and len(error_policy.errors) > num_errors_before:  # the skipped line was the header
                 raise InputError(error_policy.errors[num_errors_before])
             columns = _check_columns(fields, location, required, header)
             if header:
@@ -164,21 +178,23 @@ def read_rows(
 
 
 def field_count_error(location: str, fields: Sequence[str], columns: Sequence[str]) -> InputError:
-    """A record that has too few fields, or too many."""
+    """Return the error for a record with too few or too many fields."""
     field_count = f"{len(fields)} field{'s' if len(fields) > 1 else ''}"
     return InputError(f"{location}: {field_count} where the table has {len(columns)} columns; repair the record")
 
 
 def missing_column_error(location: str, name: str, columns: Iterable[str]) -> InputError:
-    """A column that is not there; where the whole line was taken for one column, what it seems to be written in."""
+    """Return the error for a missing column, with a hint if the file seems to be in another format."""
     column_names = list(columns)
     if column_names and column_names[0].startswith("{"):
         return InputError(f"{location}: no column '{name}', but JSON; give the format jsonl")
-    separator = next((character for character in (";", "\t", "|", ",") if len(column_names) == 1 and character in column_names[0]), None)
+    separators = (";", "\t", "|", ",") if len(column_names) == 1 else ()
+    separator = next((character for character in separators if character in column_names[0]), None)
     if separator is not None:
         separator_name = "tabs" if separator == "\t" else f"'{separator}'"
         remedy = {"\t": "give the format tsv", ",": "give the format csv"}.get(separator, "convert it")
-        return InputError(f"{location}: no column '{name}'; it has {separator_name} where csv has commas and tsv tabs; {remedy}")
+        problem = f"it has {separator_name} where csv has commas and tsv tabs"
+        return InputError(f"{location}: no column '{name}'; {problem}; {remedy}")
     return InputError(f"{location}: no column '{name}'; the columns are: {', '.join(column_names)}")
 
 
@@ -188,12 +204,12 @@ def _check_columns(fields: list[str], location: str, required: Iterable[str], he
         if name not in columns:
             raise missing_column_error(location, name, columns)
         if columns.count(name) > 1:
-            raise InputError(f"{location}: {columns.count(name)} columns are called '{name}'; rename all but one")
+            raise InputError(f"{location}: {columns.count(name)} columns have the name '{name}'; rename all but one")
     return columns
 
 
 def _infer_file_type(path: Path) -> str:
     file_type = SUFFIXES.get(file_suffix(path))
     if file_type is None:
-        raise InputError(f"{path}: its name does not tell its form; end it in {', '.join(SUFFIXES)} or name the form")
+        raise InputError(f"{path}: unknown suffix; rename it to one of {', '.join(SUFFIXES)}, or give file_type")
     return file_type

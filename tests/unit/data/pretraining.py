@@ -1,4 +1,4 @@
-"""Random packed text over a small vocabulary, for the tests of what pretraining does to it."""
+"""Random packed text over a small vocabulary, for the tests of pretraining noise."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MARKS = marks()
 
 
 def text(lengths: list[int] | np.ndarray, *, framed: bool = False, seed: int = 1) -> PackedChunks:
-    """Ordinary tokens; `framed`: between [CLS] and [SEP], with another [SEP] within."""
+    """Return random text tokens; with `framed`, between [CLS] and [SEP] and with another [SEP] inside."""
     random = np.random.default_rng(seed)
     parts = [random.integers(5, VOCABULARY - 100, n) for n in lengths]
     if framed:
@@ -40,7 +40,7 @@ def text(lengths: list[int] | np.ndarray, *, framed: bool = False, seed: int = 1
 
 
 def counted(lengths: list[int] | np.ndarray) -> PackedChunks:
-    """Tokens 5, 6, 7 … in each piece, so that each tells where it stood."""
+    """Return tokens 5, 6, 7 … in each chunk, so that a token shows its original position."""
     ids = np.concatenate([5 + np.arange(n) for n in lengths])
     return PackedChunks.from_arrays(ids, lengths, np.arange(len(lengths)))
 
@@ -50,10 +50,12 @@ def varied(count: int, least: int = 1, most: int = 200, seed: int = 3) -> np.nda
 
 
 def cut(ids: object, lengths: object) -> list[list[int]]:
-    """One list a piece."""
+    """Return one list of tokens per chunk."""
     return [part.tolist() for part in np.split(np.asarray(ids), np.cumsum(np.asarray(lengths))[:-1])]
 
 
 def alone(pieces: PackedChunks, row: int) -> PackedChunks:
     first = pieces.starts[row]
-    return PackedChunks.from_arrays(pieces.ids[first : first + pieces.lengths[row]], [pieces.lengths[row]], [pieces.indices[row]])
+    return PackedChunks.from_arrays(
+        pieces.ids[first : first + pieces.lengths[row]], [pieces.lengths[row]], [pieces.indices[row]]
+    )

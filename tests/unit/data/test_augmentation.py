@@ -71,20 +71,26 @@ def test_one_rectangle_is_erased_in_the_share_of_pictures_that_was_asked_for() -
 
 
 def test_one_kind_of_change_draws_the_same_whether_another_is_on_or_not() -> None:
-    both, alone = changed(Augmentation(horizontal_flip=True, random_erasing=1.0)), changed(Augmentation(random_erasing=1.0))
+    both, alone = (
+        changed(Augmentation(horizontal_flip=True, random_erasing=1.0)),
+        changed(Augmentation(random_erasing=1.0)),
+    )
     assert np.array_equal((both == FILL).all(-1).sum((1, 2)) > 0, (alone == FILL).all(-1).sum((1, 2)) > 0)
     turned = (changed(Augmentation(horizontal_flip=True)) != PIXELS).any((1, 2, 3))
     kept = (both == FILL).all(-1) | (both == np.where(turned[:, None, None, None], PIXELS[:, :, ::-1], PIXELS)).all(-1)
     assert kept.all()
 
 
-@pytest.mark.parametrize("settings", [
+@pytest.mark.parametrize(
+    "settings",
+    [
         {"horizontal_flip": 1},
         {"max_shift": -1},
         {"max_shift": 1.5},
         {"random_erasing": 1.5},
         {"random_erasing": "often"},
-    ])
+    ],
+)
 def test_a_setting_that_makes_no_sense_is_named(settings: dict[str, object]) -> None:
     with pytest.raises(InputError, match=f"task.{next(iter(settings))} is"):
         Augmentation(**settings)  # type: ignore[arg-type]
@@ -93,7 +99,9 @@ def test_a_setting_that_makes_no_sense_is_named(settings: dict[str, object]) -> 
 def test_a_table_of_words_looks_random_and_is_each_numbers_own() -> None:
     table = uniform(CHANCE.random_bits_table(np.arange(5000), 8, "use"))
     assert np.array_equal(uniform(CHANCE.random_bits_table(np.array([42]), 8, "use"))[0], table[42])
-    assert not np.isin(CHANCE.random_bits_table(np.arange(50), 8, "other"), CHANCE.random_bits_table(np.arange(50), 8, "use")).any()
+    assert not np.isin(
+        CHANCE.random_bits_table(np.arange(50), 8, "other"), CHANCE.random_bits_table(np.arange(50), 8, "use")
+    ).any()
     assert np.abs(table.mean(0) - 0.5).max() < 0.02
     assert np.abs(table.std(0) - 12**-0.5).max() < 0.01
     assert np.abs(np.corrcoef(np.hstack([table[1:], table[:-1]]).T) - np.eye(16)).max() < 0.06

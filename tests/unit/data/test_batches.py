@@ -72,7 +72,7 @@ def test_a_batch_moves_to_a_device_whole() -> None:
 def test_unequal_sides_and_empty_sources_are_refused() -> None:
     with pytest.raises(InputError, match="2 sources and 1 targets"):
         EncodedPairs([[1], [2]], [[1]])
-    with pytest.raises(InputError, match="pair 2: its source has no tokens"):
+    with pytest.raises(InputError, match="pair 2: the source has no tokens"):
         EncodedPairs([[1], []], [[1], [2]])
 
 
@@ -97,7 +97,7 @@ def test_parts_are_as_even_as_whole_pairs_allow(lengths: list[tuple[int, int]], 
 
 
 def test_a_batch_in_no_parts_is_refused() -> None:
-    with pytest.raises(InputError, match="0 parts"):
+    with pytest.raises(InputError, match="0 micro-batches"):
         varied(2).gather(np.arange(2)).split(0)
 
 
@@ -185,7 +185,12 @@ def test_evaluation_batches_cover_everything_shortest_first(lengths: list[int], 
 
 
 def run(workers: int, place: DataPosition, count: int) -> list[tuple[DataPosition, PairBatch]]:
-    return list(islice(PairBatches(varied(120), 150, seed=3, num_workers=workers).iterate_from(place.epoch, place.batch_index), count))
+    return list(
+        islice(
+            PairBatches(varied(120), 150, seed=3, num_workers=workers).iterate_from(place.epoch, place.batch_index),
+            count,
+        )
+    )
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
@@ -204,7 +209,10 @@ def test_an_epoch_holds_every_pair_once_and_the_next_starts_at_zero() -> None:
     batches = PairBatches(varied(120), 150, seed=3)
     count = batches.batches_per_epoch(0)
     epoch = list(islice(batches.iterate_from(0, 0), count))
-    assert [place for place, _ in epoch] == [*(DataPosition(0, number) for number in range(1, count)), DataPosition(1, 0)]
+    assert [place for place, _ in epoch] == [
+        *(DataPosition(0, number) for number in range(1, count)),
+        DataPosition(1, 0),
+    ]
     seen = torch.cat([torch.unique_consecutive(batch.source) for _, batch in epoch])
     assert sorted(seen.tolist()) == list(range(120))
 

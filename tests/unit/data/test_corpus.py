@@ -65,7 +65,10 @@ def test_a_whole_file_may_be_a_document_with_lines_that_end_anywhere(tmp_path: P
 
 
 def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
-    assert texts(written(tmp_path, b"\xef\xbb\xbfone\n\xef\xbb\xbftwo"), format="line_per_document") == ["one", "\ufefftwo"]
+    assert texts(written(tmp_path, b"\xef\xbb\xbfone\n\xef\xbb\xbftwo"), format="line_per_document") == [
+        "one",
+        "\ufefftwo",
+    ]
 
 
 def test_plain_text_has_to_be_told_where_a_document_ends(tmp_path: Path) -> None:
@@ -84,7 +87,10 @@ def test_what_is_not_utf8_is_named_by_line_and_byte(tmp_path: Path) -> None:
 
 
 def test_gzip_is_read(tmp_path: Path) -> None:
-    assert texts(written(tmp_path, gzip.compress(b"one\ntwo"), "a.txt.gz"), format="line_per_document") == ["one", "two"]
+    assert texts(written(tmp_path, gzip.compress(b"one\ntwo"), "a.txt.gz"), format="line_per_document") == [
+        "one",
+        "two",
+    ]
 
 
 @pytest.mark.parametrize("keep", [3, -9, 900])
@@ -219,8 +225,8 @@ def test_a_folder_gives_its_files_sorted_by_path(tmp_path: Path) -> None:
 
 def test_a_folder_without_the_format_is_refused(tmp_path: Path) -> None:
     written(tmp_path, "x", "in/a.md")
-    assert "no file in it ends in .jsonl, .ndjson, .json" in complaint(tmp_path / "in", format="jsonl")
-    assert "no file in it ends in" in complaint(tmp_path / "in")
+    assert "no file with the suffix .jsonl, .ndjson, .json" in complaint(tmp_path / "in", format="jsonl")
+    assert "no file with the suffix" in complaint(tmp_path / "in")
 
 
 def test_several_formats_may_be_given_at_once(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from qkv.data.examples import (
     Answer,
+    Example,
     ImageExample,
     MultipleChoiceExample,
     QAExample,
@@ -17,6 +18,7 @@ from qkv.data.examples import (
     TaggedExample,
     TextExample,
 )
+from qkv.data.pair import Pair, SourceWithReferences
 
 # Taken from the version whose classes and fields had these names.
 SPLIT_KEYS = [
@@ -28,8 +30,8 @@ SPLIT_KEYS = [
     ),
     (
         TextExample("tea for two", "f:3", "at four", ("a", "b"), (Span(0, 3), Span(3, 7, "time", in_text_pair=True))),
-        "Labelled(text='tea for two', where='', second='at four', label=('a', 'b'), spans=(Span(start=0, end=3, name='', "
-        "second=False), Span(start=3, end=7, name='time', second=True)), id='', group='')",
+        "Labelled(text='tea for two', where='', second='at four', label=('a', 'b'), spans=(Span(start=0, end=3, "
+        "name='', second=False), Span(start=3, end=7, name='time', second=True)), id='', group='')",
     ),
     (
         TextExample("t", "f", None, 2.5),
@@ -80,3 +82,41 @@ def test_a_picture_has_the_same_split_key_wherever_its_file_lies(tmp_path: Path)
         path.write_bytes(b"the same bytes")
     first, second = (ImageExample(path, str(path)).split_key() for path in paths)
     assert first == second
+
+
+# What an example knows of itself
+
+LABELED = [
+    TextExample("a", "f:1", "b", label="x"),
+    TextExample("a", "f:1", label=()),
+    TaggedExample("New York", ("New", "York"), (0, 4), ("B-x", "I-x"), "f:1"),
+    QAExample("q", "Who?", "Ada.", (Answer("Ada", 0),), "f:1"),
+    QAExample("q", "Who?", "Ada.", (), "f:1", answerable=False),
+    MultipleChoiceExample("a", ("b", "c"), 0, "f:1"),
+    ImageExample(np.zeros((2, 2), np.uint8), "f:1", "x"),
+    Pair("a", "b", "f:1"),
+    SourceWithReferences("a", ("b", "c"), "f:1"),
+]
+
+
+@pytest.mark.parametrize("example", LABELED, ids=lambda example: type(example).__name__)
+def test_an_example_without_its_label_keeps_all_its_texts(example: Example) -> None:
+    assert example.is_labeled
+    unlabeled = example.without_label()
+    assert unlabeled.gold is None
+    assert not unlabeled.is_labeled
+    assert list(unlabeled.iter_texts()) == list(example.iter_texts())
+    assert unlabeled.to_line() == example.to_line()
+    assert unlabeled.location == example.location
+    assert not list(unlabeled.iter_classes())
+
+
+def test_a_line_has_tabs_between_the_texts() -> None:
+    lines = [example.to_line() for example in LABELED]
+    assert lines == ["a\tb", "a", "New York", "Who?\tAda.", "Who?\tAda.", "a\tb\tc", "f:1", "a", "a"]
+
+
+def test_the_classes_of_a_label_are_names_and_never_numbers() -> None:
+    assert [label for label, _ in TextExample("a", "f:1", label=("x", "y")).iter_classes()] == ["x", "y"]
+    assert not list(TextExample("a", "f:1", label=2.5).iter_classes())
+    assert list(LABELED[2].iter_classes()) == [("B-x", " of 'New'"), ("I-x", " of 'York'")]

@@ -13,7 +13,8 @@ import pytest
 import torch
 from PIL import Image
 
-from qkv.data.image_processor import PREPROCESSOR, ImageProcessor, thumbnail_png, verify_image
+from qkv.data.image_files import thumbnail_png, verify_image
+from qkv.data.image_processor import PREPROCESSOR, ImageProcessor
 from qkv.errors import InputError
 
 transformers = pytest.importorskip("transformers")
@@ -104,7 +105,9 @@ def test_conversion_to_rgb_lays_every_mode_on_white_as_theirs_does(tmp_path: Pat
             must_agree(images, theirs, seeing_through(picture))
     for channels in (1, 3, 4):
         must_agree(images, theirs, pixels(37, 53, channels).reshape(37, 53, channels))
-    assert (images.preprocess(Image.new("RGBA", (5, 6))) - images.preprocess(Image.new("RGB", (5, 6), "white"))).abs().max() == 0
+    assert (
+        images.preprocess(Image.new("RGBA", (5, 6))) - images.preprocess(Image.new("RGB", (5, 6), "white"))
+    ).abs().max() == 0
 
 
 def test_channels_stay_as_they_are_where_the_means_are_as_many(tmp_path: Path) -> None:
@@ -138,9 +141,9 @@ def test_a_batch_is_its_pictures_stacked() -> None:
 
 
 def test_pictures_of_a_batch_that_differ_in_size_are_refused() -> None:
-    with pytest.raises(InputError, match=r"one size; these are \[3, 9, 12\] and \[3, 9, 25\]"):
+    with pytest.raises(InputError, match=r"one shape after preprocessing, not \[3, 9, 12\] and \[3, 9, 25\]"):
         ImageProcessor(size=9).preprocess_batch([pixels(5, 14, 3), pixels(37, 53, 3)])
-    with pytest.raises(InputError, match="none at all"):
+    with pytest.raises(InputError, match="an empty batch"):
         ImageProcessor().preprocess_batch([])
 
 
@@ -180,8 +183,8 @@ def test_an_old_extractor_and_options_that_say_nothing_are_taken(tmp_path: Path)
     [
         ({"do_pad": True}, "do_pad is True"),
         ({"crop_pct": 0.9}, "crop_pct is 0.9"),
-        ({"image_processor_type": "ConvNextImageProcessor"}, "as ConvNextImageProcessor does"),
-        ({"feature_extractor_type": "WhisperFeatureExtractor"}, "as WhisperFeatureExtractor does"),
+        ({"image_processor_type": "ConvNextImageProcessor"}, "processor ConvNextImageProcessor is not supported"),
+        ({"feature_extractor_type": "WhisperFeatureExtractor"}, "processor WhisperFeatureExtractor is not supported"),
         ({"data_format": "channels_last"}, "data_format cannot be 'channels_last'"),
         ({"input_data_format": "channels_last"}, "input_data_format is 'channels_last'"),
         ({"resample": 6}, "resample cannot be 6"),
@@ -198,7 +201,7 @@ def test_an_old_extractor_and_options_that_say_nothing_are_taken(tmp_path: Path)
         ({"rescale_factor": "a"}, r"rescale_factor cannot be \['a'\]"),
         ({"image_mean": 0.5}, "image_mean cannot be 0.5"),
         ({"image_mean": [0.5, None, 0.5]}, "image_mean cannot be"),
-        ({"image_std": [0.5, 0.0, 0.5]}, "none that is 0"),
+        ({"image_std": [0.5, 0.0, 0.5]}, "none of them 0"),
         ({"image_std": [0.5]}, "as many numbers as image_mean"),
     ],
 )
@@ -226,8 +229,8 @@ def test_a_file_that_is_no_json_object_is_refused(written: bytes, tmp_path: Path
 def test_what_is_no_picture_is_refused_by_its_name(tmp_path: Path) -> None:
     (tmp_path / "words.jpg").write_text("no picture")
     (tmp_path / "empty.png").write_bytes(b"")
-    must_refuse("words.jpg: not a picture", lambda: ImageProcessor().preprocess(tmp_path / "words.jpg"))
-    must_refuse("empty.png: not a picture", lambda: ImageProcessor().preprocess(str(tmp_path / "empty.png")))
+    must_refuse("words.jpg: not an image", lambda: ImageProcessor().preprocess(tmp_path / "words.jpg"))
+    must_refuse("empty.png: not an image", lambda: ImageProcessor().preprocess(str(tmp_path / "empty.png")))
     must_refuse("none.png: cannot be read .No such file", lambda: ImageProcessor().preprocess(tmp_path / "none.png"))
     must_refuse("cannot be read", lambda: ImageProcessor().preprocess(tmp_path))
 
@@ -238,7 +241,7 @@ def test_a_truncated_file_is_refused_by_its_name(kind: str, kept: float, tmp_pat
     path = tmp_path / f"cut.{kind}"
     Image.fromarray(pixels(64, 64, 3)).save(path)
     path.write_bytes(path.read_bytes()[: int(kept * path.stat().st_size)])
-    must_refuse(rf"cut.{kind}: (not a|a broken) picture", lambda: ImageProcessor().preprocess(path))
+    must_refuse(rf"cut.{kind}: (not an|a broken) image", lambda: ImageProcessor().preprocess(path))
 
 
 def test_a_broken_file_that_somebody_opened_is_refused_too(tmp_path: Path) -> None:
@@ -246,7 +249,7 @@ def test_a_broken_file_that_somebody_opened_is_refused_too(tmp_path: Path) -> No
     Image.fromarray(pixels(64, 64, 3)).save(path)
     path.write_bytes(path.read_bytes()[:4000])
     with Image.open(path) as picture:
-        must_refuse("the picture: a broken picture", lambda: ImageProcessor().preprocess(picture))
+        must_refuse("the image: a broken image", lambda: ImageProcessor().preprocess(picture))
 
 
 @pytest.mark.parametrize(
@@ -260,12 +263,12 @@ def test_a_broken_file_that_somebody_opened_is_refused_too(tmp_path: Path) -> No
     ids=["two channels", "a line", "nothing", "a batch"],
 )
 def test_an_array_of_another_shape_is_refused(array: np.ndarray) -> None:
-    must_refuse("is no picture: give .H, W., .H, W, C. or .C, H, W.", lambda: ImageProcessor().preprocess(array))
+    must_refuse("is not an image: give .H, W., .H, W, C. or .C, H, W.", lambda: ImageProcessor().preprocess(array))
 
 
 def test_numbers_that_are_no_bytes_are_refused() -> None:
-    must_refuse("an array of float64 is no picture", lambda: ImageProcessor().preprocess(np.random.rand(4, 5, 3)))
-    must_refuse("an array of int64 is no picture", lambda: ImageProcessor().preprocess(np.full((4, 5, 3), 256)))
+    must_refuse("an array of float64 is not an image", lambda: ImageProcessor().preprocess(np.random.rand(4, 5, 3)))
+    must_refuse("an array of int64 is not an image", lambda: ImageProcessor().preprocess(np.full((4, 5, 3), 256)))
     assert ImageProcessor().preprocess(np.full((4, 5, 3), 255)).max() == 1
 
 
@@ -303,7 +306,7 @@ def test_checking_refuses_what_reading_refuses(kind: str, tmp_path: Path) -> Non
     Image.fromarray(pixels(64, 64, 3)).save(path)
     verify_image(path)
     path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3])
-    must_refuse(rf"a.{kind}: (not a|a broken) picture", lambda: verify_image(path))
+    must_refuse(rf"a.{kind}: (not an|a broken) image", lambda: verify_image(path))
 
 
 def test_a_picture_for_a_page_is_a_small_png(tmp_path: Path) -> None:
@@ -328,5 +331,5 @@ def test_sixteen_bits_a_pixel_are_the_picture_that_eight_show(tmp_path: Path) ->
 def test_thirty_two_bits_a_pixel_are_refused_for_nothing_says_what_is_white(tmp_path: Path) -> None:
     Image.fromarray(pixels(9, 12, 1).astype(np.float32)).save(tmp_path / "float.tiff")
     for reading in (verify_image, ImageProcessor().preprocess):
-        with pytest.raises(InputError, match=r"float.tiff: has 32 bits a pixel, .* save it with 8 or 16"):
+        with pytest.raises(InputError, match=r"float.tiff: has 32 bits per pixel .* save it with 8 or 16"):
             reading(tmp_path / "float.tiff")

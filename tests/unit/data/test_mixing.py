@@ -34,7 +34,7 @@ def test_weights_count_whatever_the_sizes_are() -> None:
 
 
 def test_weights_of_some_sets_only_are_refused() -> None:
-    with pytest.raises(InputError, match=r"some sets have a weight"):
+    with pytest.raises(InputError, match=r"some datasets have a weight"):
         mixing_rates(SIZES, [1.0, None, 1.0])
 
 
@@ -61,4 +61,6 @@ def test_a_run_entered_anywhere_goes_on_with_the_batches_of_one_never_left() -> 
 
 
 def test_another_seed_draws_another_order() -> None:
-    assert batches([0.2, 0.2, 0.6]).epoch_indices(0).tolist() != batches([0.2, 0.2, 0.6], seed=2).epoch_indices(0).tolist()
+    assert (
+        batches([0.2, 0.2, 0.6]).epoch_indices(0).tolist() != batches([0.2, 0.2, 0.6], seed=2).epoch_indices(0).tolist()
+    )

@@ -65,7 +65,9 @@ def content(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture(autouse=True)
 def _small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenized_corpus, "_GROUP_CHARACTERS", 300)  # characters, so that workers have something to share
+    monkeypatch.setattr(
+        tokenized_corpus, "_GROUP_CHARACTERS", 300
+    )  # characters, so that workers have something to share
 
 
 # Encoding
@@ -123,7 +125,10 @@ def test_places_are_counted_over_all_parts() -> None:
         assert found.gather_spans(np.array([3, 0, 5]), np.array([len(flat), 2, 5])).tolist() == [*flat[3:], *flat[:2]]
         assert (found.sentence_ends == whole.sentence_ends).all()
         assert (found.document_starts == whole.document_starts).all()
-        assert found.document(30).tolist() == flat[found.document_starts[30] : found.document_starts[30] + found.lengths[30]].tolist()
+        assert (
+            found.document(30).tolist()
+            == flat[found.document_starts[30] : found.document_starts[30] + found.lengths[30]].tolist()
+        )
         with pytest.raises(IndexError):
             found.document(len(whole))
     assert concat(apart._blocks).fingerprint() == part.fingerprint()
@@ -189,7 +194,9 @@ def test_a_killed_build_goes_on_after_its_last_whole_shard(tmp_path: Path, worke
     encoded_before = []
     for kill in (1, 20, 41, 60):
         with pytest.raises(Killed):
-            build_shards(tmp_path / "cut", stopped_after(corpus(), kill), tokeniser(), num_workers=workers, shard_tokens=100)
+            build_shards(
+                tmp_path / "cut", stopped_after(corpus(), kill), tokeniser(), num_workers=workers, shard_tokens=100
+            )
         encoded_before.append(len(list((tmp_path / "cut").glob("*.safetensors"))))
         (tmp_path / "cut" / ".00009.safetensors.part").write_bytes(b"half a shard, left by a kill")
         with pytest.raises(InputError, match="is not finished; give the same"):
@@ -198,7 +205,12 @@ def test_a_killed_build_goes_on_after_its_last_whole_shard(tmp_path: Path, worke
     assert 1 < encoded_before[2] < encoded_before[3]
     first: list[tuple[int, int]] = []
     build_shards(
-        tmp_path / "cut", corpus(), tokeniser(), num_workers=1, shard_tokens=100, on_progress=lambda *counts: first.append(counts)
+        tmp_path / "cut",
+        corpus(),
+        tokeniser(),
+        num_workers=1,
+        shard_tokens=100,
+        on_progress=lambda *counts: first.append(counts),
     )
     (tmp_path / "cut" / ".00009.safetensors.part").unlink(missing_ok=True)
     assert content(tmp_path / "cut") == content(tmp_path / "whole")
@@ -236,16 +248,19 @@ def test_another_build_is_refused_and_a_failed_one_leaves_its_folder_free(tmp_pa
     with pytest.raises(InputError, match=r"bad.txt:2: not UTF-8"):
         build_shards(tmp_path / "c", Corpus([bad], format="line_per_document"), tokeniser())
     bad.write_bytes(b"fine\nnow\n")
-    assert build_shards(tmp_path / "c", Corpus([bad], format="line_per_document"), tokeniser()).meta["files"][0]["size"] == 9
+    assert (
+        build_shards(tmp_path / "c", Corpus([bad], format="line_per_document"), tokeniser()).meta["files"][0]["size"]
+        == 9
+    )
     bad.write_bytes(b"fine\nnow too\n")
-    with pytest.raises(InputError, match="of another 'files'"):
+    with pytest.raises(InputError, match="with another 'files'"):
         build_shards(tmp_path / "c", Corpus([bad], format="line_per_document"), tokeniser())
-    with pytest.raises(InputError, match="of another 'files'"):
+    with pytest.raises(InputError, match="with another 'files'"):
         build_shards(tmp_path / "c", corpus(), tokeniser())
     bad.write_bytes(b"fine\nnow\n")
-    with pytest.raises(InputError, match="of another 'shard_tokens'"):
+    with pytest.raises(InputError, match="with another 'shard_tokens'"):
         build_shards(tmp_path / "c", Corpus([bad], format="line_per_document"), tokeniser(), shard_tokens=7)
-    with pytest.raises(InputError, match="is no corpus"):
+    with pytest.raises(InputError, match="is not a corpus"):
         build_shards(tmp_path, corpus(), tokeniser())
 
 
@@ -258,7 +273,7 @@ def test_what_a_kill_left_of_the_very_first_file_is_no_hindrance(tmp_path: Path)
 def test_fewer_documents_than_before_are_refused(tmp_path: Path) -> None:
     with pytest.raises(Killed):
         build_shards(tmp_path / "c", stopped_after(corpus(), 40), tokeniser(), shard_tokens=100)
-    with pytest.raises(InputError, match="now there are 5"):
+    with pytest.raises(InputError, match="now has 5"):
         build_shards(tmp_path / "c", corpus(5), tokeniser(), shard_tokens=100)
 
 
@@ -267,7 +282,7 @@ def test_an_empty_corpus_and_an_impossible_shard_are_refused(tmp_path: Path) -> 
         build_shards(tmp_path / "c", [], tokeniser())
     with pytest.raises(InputError, match="no text"):
         build_shards(tmp_path / "c", [Document("\x00", "1")], tokeniser())
-    with pytest.raises(InputError, match="0 tokens"):
+    with pytest.raises(InputError, match="shard_tokens is 0"):
         build_shards(tmp_path / "c", corpus(), tokeniser(), shard_tokens=0)
 
 
@@ -277,7 +292,7 @@ def test_an_empty_corpus_and_an_impossible_shard_are_refused(tmp_path: Path) -> 
 def test_another_tokeniser_is_refused(tmp_path: Path) -> None:
     build_shards(tmp_path / "c", corpus(), tokeniser())
     assert Shards(tmp_path / "c", tokeniser()).tokens
-    with pytest.raises(InputError, match="another tokeniser"):
+    with pytest.raises(InputError, match="another tokenizer"):
         Shards(tmp_path / "c", tokeniser("bpe"))
 
 
@@ -349,12 +364,12 @@ def test_every_byte_is_read_when_asked_for(tmp_path: Path) -> None:
 def test_a_damaged_index_is_one_line(tmp_path: Path, text: str) -> None:
     build_shards(tmp_path / "c", corpus(), tokeniser())
     (tmp_path / "c" / META).write_text(text)
-    with pytest.raises(InputError, match=r"meta\.json: (damaged|of version 99)"):
+    with pytest.raises(InputError, match=r"meta\.json: (damaged|has version 99)"):
         Shards(tmp_path / "c")
 
 
 def test_a_folder_that_is_no_corpus_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no built corpus"):
+    with pytest.raises(InputError, match="not a built corpus"):
         Shards(tmp_path)
 
 

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qkv.data.batching import PairBatch
-from qkv.data.noise.span_corruption import SpanCorruptionConfig, corrupt_spans, max_chunk_tokens
+from qkv.data.noise.config import SpanCorruptionConfig
+from qkv.data.noise.span_corruption import corrupt_spans, max_chunk_tokens
 from qkv.data.rng import CounterRNG, PackedChunks
 from qkv.errors import InputError
 
@@ -57,7 +58,9 @@ def sizes(target: list[int]) -> list[int]:
 )
 def test_the_target_rebuilds_the_text(lengths: list[int], rate: float, mean: float, epoch: int) -> None:
     pieces = text(lengths)
-    found = corrupt_spans(pieces, MARKS, CounterRNG(0, epoch), SpanCorruptionConfig(noise_density=rate, mean_noise_span_length=mean))
+    found = corrupt_spans(
+        pieces, MARKS, CounterRNG(0, epoch), SpanCorruptionConfig(noise_density=rate, mean_noise_span_length=mean)
+    )
     for (source, target), ids in zip(sides(found), cut(pieces.ids, pieces.lengths), strict=True):
         assert rebuilt(source, target) == ids
 
@@ -98,7 +101,9 @@ def test_every_piece_has_its_share_to_less_than_one() -> None:
 
 def test_every_arrangement_is_as_likely_as_another() -> None:
     """Three tokens of seven in two spans: 2 ways to cut them, C(5, 2) places."""
-    found = corrupt_spans(counted([7] * 20000), MARKS, CHANCE, SpanCorruptionConfig(noise_density=3 / 7, mean_noise_span_length=1.5))
+    found = corrupt_spans(
+        counted([7] * 20000), MARKS, CHANCE, SpanCorruptionConfig(noise_density=3 / 7, mean_noise_span_length=1.5)
+    )
     seen = Counter(tuple(source) for source, _ in sides(found))
     assert len(seen) == 20
     assert min(seen.values()) > 880
@@ -142,7 +147,7 @@ def test_a_special_token_lies_in_no_span_and_the_text_around_it_is_rebuilt() -> 
 
 
 def test_too_few_sentinels_are_refused_with_the_length_that_needs_them() -> None:
-    with pytest.raises(InputError, match="a piece of 500 tokens needs 26 sentinels and the vocabulary has 3"):
+    with pytest.raises(InputError, match="a chunk of 500 tokens needs 26 sentinels and the vocabulary has 3"):
         corrupt_spans(text([20, 500]), marks(sentinel_ids=SENTINELS[:3]), CHANCE)
     with pytest.raises(InputError, match="noise_density is 0"):
         SpanCorruptionConfig(noise_density=0)
@@ -150,7 +155,14 @@ def test_too_few_sentinels_are_refused_with_the_length_that_needs_them() -> None
         SpanCorruptionConfig(mean_noise_span_length=0.5)
 
 
-@pytest.mark.parametrize("how", [SpanCorruptionConfig(), SpanCorruptionConfig(noise_density=0.5, mean_noise_span_length=1), SpanCorruptionConfig(noise_density=0.3, mean_noise_span_length=8)])
+@pytest.mark.parametrize(
+    "how",
+    [
+        SpanCorruptionConfig(),
+        SpanCorruptionConfig(noise_density=0.5, mean_noise_span_length=1),
+        SpanCorruptionConfig(noise_density=0.3, mean_noise_span_length=8),
+    ],
+)
 @pytest.mark.parametrize("source", [10, 50, 150])
 def test_the_longest_piece_fits_and_one_token_more_may_not(source: int, how: SpanCorruptionConfig) -> None:
     many = marks(sentinel_ids=SENTINELS * 2)

@@ -1,4 +1,4 @@
-"""Pictures of 8 x 8 pixels in three classes that a tiny model soon tells apart, as files of every format."""
+"""Images of 8 x 8 pixels in three classes that a tiny model learns quickly, as files of every format."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIDE = 8
 
 
 def pictures(count: int = 90, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """Noise with no, every other or every line brighter; the numbers of their classes.  # [count, 8, 8], [count]"""
+    """Return noise with no, every second or all lines brighter, and class indices.  # [count, 8, 8], [count]"""
     drawn = np.random.default_rng(seed).integers(0, 90, (count, SIDE, SIDE), dtype=np.uint8)
     labels = (np.arange(count) % 3).astype(np.uint8)
     drawn[labels == 1, ::2] += 100
@@ -29,7 +29,7 @@ def idx_bytes(array: np.ndarray) -> bytes:
 
 
 def write_idx(folder: Path, sizes: dict[str, int] | None = None, packed: bool = False) -> Path:
-    """MNIST's four files."""
+    """Write the four files of MNIST."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, (part, count) in enumerate((sizes or {"train": 90, "t10k": 30}).items(), 1):
         for what, array in zip(("images-idx3", "labels-idx1"), pictures(count, number), strict=True):
@@ -40,7 +40,7 @@ def write_idx(folder: Path, sizes: dict[str, int] | None = None, packed: bool = 
 
 
 def write_folder(folder: Path, count: int = 12, kind: str = "png", seed: int = 1) -> Path:
-    """A folder a class."""
+    """Write one folder per class."""
     for number, (picture, label) in enumerate(zip(*pictures(count, seed), strict=True)):
         path = folder / NAMES[label] / f"{number:03}.{kind}"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -49,7 +49,7 @@ def write_folder(folder: Path, count: int = 12, kind: str = "png", seed: int = 1
 
 
 def write_table(path: Path, folder: Path) -> Path:
-    """The same pictures by name, from the table's folder on."""
+    """Write the images and a table of their names, relative to the table's folder."""
     named = sorted(folder.rglob("*.png"))
     rows = [(one.relative_to(path.parent), one.parent.name) for one in named]
     with open(path, "w", newline="", encoding="utf-8") as file:
@@ -58,17 +58,31 @@ def write_table(path: Path, folder: Path) -> Path:
 
 
 def recipe_of(folder: Path, **sections: Any) -> dict[str, Any]:
-    """A recipe that learns MNIST's files of a folder in a few steps."""
+    """Return a recipe that trains on the MNIST files of a folder for a few steps."""
     plain: dict[str, Any] = {
         "name": "lines",
         "task": {"name": "image_classification", "horizontal_flip": True, "max_shift": 1, "random_erasing": 0.2},
         "data": {"format": "idx", "train": str(folder), "columns": {"names": list(NAMES)}, "hold_out": {"valid": 0.25}},
-        "model": {"family": "vit", "d_model": 32, "d_ff": 64, "layers": 2, "heads": 2, "image_size": SIDE, "patch_size": 2},
-        "train": {"max_steps": 8, "batch_tokens": 272, "learning_rate": 0.003, "schedule": "constant", "warmup_steps": 4},
+        "model": {
+            "family": "vit",
+            "d_model": 32,
+            "d_ff": 64,
+            "layers": 2,
+            "heads": 2,
+            "image_size": SIDE,
+            "patch_size": 2,
+        },
+        "train": {
+            "max_steps": 8,
+            "batch_tokens": 272,
+            "learning_rate": 0.003,
+            "schedule": "constant",
+            "warmup_steps": 4,
+        },
         "validation": {"every_steps": 4},
     }
     plain["model"] |= {"num_channels": 1, "dropout": 0.1}
     plain["train"] |= {"log_every": 2, "label_smoothing": 0.05}
     for name, section in sections.items():
-        plain[name] = plain.get(name, {}) | section if name != "model" or "from" not in section else section
+        plain[name] = plain.get(name, {}) | section if name != "model" or "init_from" not in section else section
     return plain

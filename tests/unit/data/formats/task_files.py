@@ -1,4 +1,4 @@
-"""Small files in the formats' true shapes, and the one way in which a bad one may fail."""
+"""Small files in all formats, and the check of an error message for a bad file."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def json_lines(path: Path, *records: Any) -> Path:
 
 
 def tabs(*rows: str) -> str:
-    """Rows with `|` for the tab, so that they can be read here."""
+    """Replace `|` by tabs, so that rows are readable in the tests."""
     return "".join(row.replace("|", "\t") + "\n" for row in rows)
 
 
 def refused(place: str, complaint: str, format: str, path: Path, **arguments: Any) -> str:
-    """Reading must fail in one line that begins with the place and goes on with the complaint."""
+    """Check that reading fails with one line: the location, then the reason."""
     with pytest.raises(InputError) as problem:
         read(format, path, **arguments)
     said = str(problem.value)

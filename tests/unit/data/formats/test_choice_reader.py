@@ -62,11 +62,11 @@ def test_a_persons_own_table_names_its_columns(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("record", "complaint"),
     [
-        ({**OFFICIAL, "answerKey": "C"}, "answerKey 'C' is none of the labels 1, 2"),
+        ({**OFFICIAL, "answerKey": "C"}, "answerKey 'C' is not one of the labels 1, 2"),
         ({**HUB, "choices": {"text": ["heat"], "label": ["A", "B"]}}, "1 choices have 2 labels"),
-        ({**PLAIN, "answer": 2}, "the answer is 2, but the options are 0 to 1"),
-        ({**PLAIN, "answer": "9" * 5000}, "not a whole number"),
-        ({**PLAIN, "answer": True}, "field 'answer' is True, not a whole number"),
+        ({**PLAIN, "answer": 2}, "the answer is 2, but the choices are 0 to 1"),
+        ({**PLAIN, "answer": "9" * 5000}, "not an integer"),
+        ({**PLAIN, "answer": True}, "field 'answer' is True, not an integer"),
         ({**PLAIN, "choices": ["heat", 3]}, r"field 'choices\[1\]' is not a string"),
         ({**PLAIN, "choices": "heat"}, "field 'choices' is not a list of strings"),
         ({"question": "Why?"}, "no field 'choices'"),
@@ -80,4 +80,4 @@ def test_a_bad_question_is_named_and_can_be_skipped(tmp_path: Path, record: dict
 
 def test_a_label_that_is_no_ending_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path / "train.csv", f"{SWAG},label\n{SWAG_ROW},4\n{SWAG_ROW},x\n")
-    refused(f"{path}:2", "the answer is 4, but the options are 0 to 3", "swag", path)
+    refused(f"{path}:2", "the answer is 4, but the choices are 0 to 3", "swag", path)

@@ -34,6 +34,7 @@ JSON: dict[str, Any] = {
     "scitldr": {"source": ["a", "b"], "target": ["c"]},
     "summaries": {"document": "a", "summary": "b"},
     "parallel": {"source": "a", "target": "b"},
+    "pairs:jsonl": {"source": "a", "target": "b"},
 }
 WHOLE: dict[str, Any] = {
     "squad": json.loads(squad(WHO, {**WHO, "id": "q2"})),
@@ -55,6 +56,8 @@ TEXT = {
     "conll": CONLL_2003,
     "conllu": tabs(*EWT.split("\n")),
     "aligned": "one\ntwo\nthree\n",
+    "pairs:tsv": "a\tb\nc\td\n",
+    "cmudict": ";;; head\nA  AH0\nA(1)  EY1\n",
 }
 JUNK = [None, True, -1, 10**30, 0.5, "", "x\ny", "\ud800", [], {}, [[]], [None], {"text": []}, "9" * 5000]
 
@@ -102,7 +105,7 @@ def survives(format: str, path: Path) -> None:
 
 
 def test_every_format_has_a_sample_here() -> None:
-    assert {*JSON, *WHOLE, *TEXT, "idx", "images"} == set(FORMATS)
+    assert {*JSON, *WHOLE, *TEXT, "idx", "images"} == set(FORMATS.names())
 
 
 @pytest.mark.parametrize("format", [*JSON, *WHOLE])

@@ -48,25 +48,25 @@ def test_classes_without_names_are_called_by_their_numbers_and_names_may_have_co
 def test_a_file_is_named_itself_and_needs_no_labels_where_none_are_asked_for(tmp_path: Path) -> None:
     write_idx(tmp_path)
     (tmp_path / LABELS).unlink()
-    refused(str(tmp_path / LABELS), "no such file, and it has the labels of", "idx", tmp_path / TRAIN)
+    refused(str(tmp_path / LABELS), "no such file; it contains the labels of", "idx", tmp_path / TRAIN)
     assert {one.label for one in read("idx", tmp_path / TRAIN, columns={"label": None})} == {None}
 
 
 def test_a_validation_part_is_not_made_up(tmp_path: Path) -> None:
-    refused(str(tmp_path), "there is no split 'dev'", "idx", write_idx(tmp_path), split="dev")
+    refused(str(tmp_path), "no split 'dev'", "idx", write_idx(tmp_path), split="dev")
 
 
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        (TRAIN, idx_bytes(np.zeros(90, np.uint8)), r"no idx3 file of bytes: it begins with 0x00000801, not 0x00000803"),
-        (LABELS, idx_bytes(np.zeros((9, 8, 8), np.uint8)), "no idx1 file of bytes: it begins with 0x00000803"),
-        (TRAIN, b"\x00\x00", "no idx3 file of bytes: it begins with 0x0000,"),
-        (TRAIN, b"", "empty, no pictures"),
+        (TRAIN, idx_bytes(np.zeros(90, np.uint8)), r"not an idx3 file: it begins with 0x00000801, not 0x00000803"),
+        (LABELS, idx_bytes(np.zeros((9, 8, 8), np.uint8)), "not an idx1 file: it begins with 0x00000803"),
+        (TRAIN, b"\x00\x00", "not an idx3 file: it begins with 0x0000,"),
+        (TRAIN, b"", "empty, no images"),
         (TRAIN, idx_bytes(pictures(90)[0])[:-1], "ends early: 5,759 bytes for 90 x 8 x 8"),
-        (TRAIN, idx_bytes(pictures(90)[0]) + b"x", "goes on behind its end"),
+        (TRAIN, idx_bytes(pictures(90)[0]) + b"x", "is too long"),
         (TRAIN, struct.pack(">4I", 0x803, 2**32 - 1, 2**32 - 1, 2**32 - 1), "ends early: 0 bytes"),
-        (LABELS, idx_bytes(np.zeros(89, np.uint8)), "89 labels for the 90 pictures of train-images"),
+        (LABELS, idx_bytes(np.zeros(89, np.uint8)), "89 labels for the 90 images of train-images"),
         (f"{TRAIN}.gz", gzip.compress(idx_bytes(pictures(90)[0]))[:-20], "the .gz file is broken or ends early"),
         (f"{TRAIN}.gz", b"plain", "the .gz file is broken"),
     ],
@@ -80,8 +80,8 @@ def test_a_broken_idx_file_is_named(tmp_path: Path, name: str, content: bytes, s
 
 def test_a_class_that_has_no_name_is_refused_by_the_picture_or_skipped(tmp_path: Path) -> None:
     write_idx(tmp_path)
-    place = f"{tmp_path / TRAIN}: picture 3"
-    refused(place, "is of class 2, and names has 0 to 1", "idx", tmp_path, columns={"names": NAMES[:2]})
+    place = f"{tmp_path / TRAIN}: image 3"
+    refused(place, "has class 2, but names has 0 to 1", "idx", tmp_path, columns={"names": NAMES[:2]})
     found = read("idx", tmp_path, columns={"names": NAMES[:2]}, skip_bad=True)
     assert (len(found), len(found.skipped)) == (60, 30)
 
@@ -110,7 +110,13 @@ def test_a_folder_of_parts_is_read_part_by_part(tmp_path: Path) -> None:
         write_folder(tmp_path / name, count)
     assert has_splits("images", tmp_path)
     assert [len(read("images", tmp_path, split=part)) for part in ("train", "dev", "valid")] == [12, 6, 6]
-    refused(str(tmp_path), "no folder test for the split 'test'; in it: train, val", "images", tmp_path, split="test")
+    refused(
+        str(tmp_path),
+        "no folder test for the split 'test'; the folder contains: train, val",
+        "images",
+        tmp_path,
+        split="test",
+    )
 
 
 def test_a_table_names_pictures_from_its_own_folder_on(tmp_path: Path) -> None:
@@ -126,8 +132,8 @@ def test_a_bad_picture_is_named_or_skipped(tmp_path: Path) -> None:
     table = write_table(tmp_path / "all.csv", write_folder(tmp_path / "pictures"))
     broken = tmp_path / "pictures" / "bright" / "002.png"
     broken.write_bytes(broken.read_bytes()[:-30])
-    refused(str(broken), "a broken picture", "images", tmp_path / "pictures")
-    refused(f"{table}:2", "002.png: a broken picture", "images", table)
+    refused(str(broken), "a broken image", "images", tmp_path / "pictures")
+    refused(f"{table}:2", "002.png: a broken image", "images", table)
     for path in (table, tmp_path / "pictures"):
         found = read("images", path, skip_bad=True)
         assert (len(found), len(found.skipped)) == (11, 1)

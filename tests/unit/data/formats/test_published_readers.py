@@ -10,8 +10,7 @@ import pytest
 from task_files import refused, tabs, written
 
 from qkv.data.examples import TextExample
-from qkv.data.formats import read
-from qkv.data.formats.registry import get_format
+from qkv.data.formats import get_format, read
 
 CLINC = {"oos_val": [["a show", "oos"]], "val": [["hi", "greeting"]], "train": [["hello", "greeting"], ["pay", "bill"]]}
 CLINC |= {"oos_train": [["x", "oos"]]}
@@ -25,7 +24,7 @@ def test_clinc_has_all_parts_in_one_file(tmp_path: Path) -> None:
     ]
     assert [one.location for one in read("clinc", path, split="dev")] == [f"{path}: val 1"]
     assert [one.label for one in read("clinc", tmp_path, split="train+oos_train")] == ["greeting", "bill", "oos"]
-    refused(str(path), "no split 'oos_test' in it; did you mean", "clinc", path, split="oos_test")
+    refused(str(path), "no split 'oos_test'; did you mean", "clinc", path, split="oos_test")
     assert not get_format("clinc").splits_in_folders(tmp_path)
 
 
@@ -47,9 +46,9 @@ def test_goemotions_gets_the_names_of_its_labels_beside_it(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("row", "complaint"),
     [
-        ("b|3|id", "label '3' is no number from 0 to 1"),
-        ("b|x|id", "label 'x' is no number"),
-        (f"b|{'9' * 5000}|id", "is no number from 0 to 1"),
+        ("b|3|id", "label '3' is not a number from 0 to 1"),
+        ("b|x|id", "label 'x' is not a number"),
+        (f"b|{'9' * 5000}|id", "is not a number from 0 to 1"),
         ("b|1", "2 fields where the table has 3"),
         ("b||id", "the column '2' is empty"),
     ],
@@ -80,7 +79,7 @@ def test_a_slot_outside_its_text_is_named_and_can_be_skipped(tmp_path: Path) -> 
     path = written(tmp_path / "a.json", json.dumps(records))
     said = refused(
         f"{path}: record 1",
-        "span of 'people' 0–8 lies outside its text: the text has 7 characters",
+        "span of 'people' 0–8 is not inside its text: the text has 7 characters",
         "restaurant8k",
         path,
     )
@@ -90,4 +89,6 @@ def test_a_slot_outside_its_text_is_named_and_can_be_skipped(tmp_path: Path) -> 
 
 def test_banking77_is_a_table_with_line_breaks_in_it(tmp_path: Path) -> None:
     path = written(tmp_path / "train.csv", 'text,category\r\n"Where\r\nis it?",card_arrival\r\n')
-    assert read("banking77", tmp_path, split="train") == [TextExample("Where\nis it?", f"{path}:2", label="card_arrival")]
+    assert read("banking77", tmp_path, split="train") == [
+        TextExample("Where\nis it?", f"{path}:2", label="card_arrival")
+    ]

@@ -48,12 +48,12 @@ def test_a_test_set_does_not_say(tmp_path: Path) -> None:
 
 
 BAD = [
-    (question("bad", ("Ada", 2)), "answer 'Ada' does not stand at character 2; the nearest is at 0"),
-    (question("bad", ("Ada", 20)), "does not stand at character 20; the nearest is at 29"),
+    (question("bad", ("Ada", 2)), "answer 'Ada' is not at character 2 of its context; the nearest is at 0"),
+    (question("bad", ("Ada", 20)), "is not at character 20 of its context; the nearest is at 29"),
     (question("bad", ("Eve", 2)), "nowhere in the context"),
-    (question("bad", ("Ada", 62)), "answer 62–65 lies outside its text: the text has 63 characters"),
-    (question("bad", ("Ada", -1)), "answer -1–2 lies outside its text"),
-    (question("bad", ("", 3)), "answer 3–3 lies outside its text: it holds no character"),
+    (question("bad", ("Ada", 62)), "answer 62–65 is not inside its text: the text has 63 characters"),
+    (question("bad", ("Ada", -1)), "answer -1–2 is not inside its text"),
+    (question("bad", ("", 3)), "answer 3–3 is not inside its text: it is empty"),
     (question("bad"), "has no answer and is not marked impossible"),
     (question("bad", ("Ada", 0), is_impossible=True), "has answers and is marked impossible"),
     (question("bad", ("Ada", 0), is_impossible="no"), "is_impossible is 'no'"),
@@ -123,6 +123,6 @@ def test_flat_questions_with_wrong_offsets_are_named_by_line(tmp_path: Path) -> 
         {**base, "answers": {"text": ["Ada"], "answer_start": [1]}},
         {**base, "answers": {"text": ["Ada"], "answer_start": []}},
     )
-    refused(f"{path}:2", "does not stand at character 1", "questions", path)
+    refused(f"{path}:2", "is not at character 1 of its context", "questions", path)
     skipped = read("questions", path, skip_bad=True).skipped
     assert [said.partition(": ")[0] for said in skipped] == [f"{path}:2", f"{path}:3"]

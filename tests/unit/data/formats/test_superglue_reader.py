@@ -71,7 +71,7 @@ def test_each_task_is_found_in_the_folder_of_all_and_gives_its_kind(tmp_path: Pa
     part, name = ("test", task) if task.startswith("AX") else ("dev", "val")
     path = json_lines(tmp_path / task / f"{name}.jsonl", RECORDS[task])
     examples = read(f"superglue:{task}", tmp_path, split=part)
-    assert {type(example) for example in examples} == {FORMATS[f"superglue:{task}"].example_type}
+    assert {type(example) for example in examples} == {FORMATS.get(f"superglue:{task}").example_type}
     assert {example.location for example in examples} == {f"{path}:1"}
 
 
@@ -147,19 +147,19 @@ def test_a_test_file_has_no_labels(tmp_path: Path, task: str) -> None:
 
 
 BAD: list[tuple[str, dict[str, Any], str]] = [
-    ("BoolQ", {"label": "yes"}, "label 'yes' is none of false, true"),
-    ("BoolQ", {"label": [1]}, r"label \[1\] is none of false, true"),
-    ("RTE", {"label": "neutral"}, "label 'neutral' is none of"),
+    ("BoolQ", {"label": "yes"}, "label 'yes' is not one of false, true"),
+    ("BoolQ", {"label": [1]}, r"label \[1\] is not one of false, true"),
+    ("RTE", {"label": "neutral"}, "label 'neutral' is not one of"),
     ("RTE", {"premise": None}, "field 'premise' is not a string"),
     ("COPA", {"label": 2}, "label 2 is neither 0 nor 1"),
     ("COPA", {"question": "why"}, "neither cause nor effect"),
     ("MultiRC", {"passage": {"text": "t", "questions": ["x"]}}, "'questions' is not a list of objects"),
-    ("ReCoRD", {"passage": {"text": "Bo", "entities": [{"start": 0, "end": 2}]}}, "entity 0–3 lies outside its text"),
+    ("ReCoRD", {"passage": {"text": "Bo", "entities": [{"start": 0, "end": 2}]}}, "entity 0–3 is not inside its text"),
     ("ReCoRD", {"qas": [{"query": "no gap", "idx": 0}]}, "the query has no @placeholder"),
-    ("WiC", {"end2": 99}, "span of 'place' 8–99 lies outside its text: the text has 14 characters"),
-    ("WiC", {"end1": 10}, "span of 'place' 10–10 lies outside its text: it holds no character"),
-    ("WiC", {"start1": "0"}, "field 'start1' is '0', not a whole number"),
-    ("WSC", {"text": "Mark told Pete"}, "'He' does not stand at word 7"),
+    ("WiC", {"end2": 99}, "span of 'place' 8–99 is not inside its text: the text has 14 characters"),
+    ("WiC", {"end1": 10}, "span of 'place' 10–10 is not inside its text: it is empty"),
+    ("WiC", {"start1": "0"}, "field 'start1' is '0', not an integer"),
+    ("WSC", {"text": "Mark told Pete"}, "'He' is not at word 7"),
 ]
 
 

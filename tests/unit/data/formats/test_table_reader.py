@@ -80,7 +80,7 @@ def test_a_list_or_a_separator_makes_several_labels(tmp_path: Path) -> None:
 
 def test_a_number_is_a_label_to_be_regressed(tmp_path: Path) -> None:
     path = written(tmp_path / "a.csv", "text,label\nt,2.50\nt,nan\n")
-    said = refused(f"{path}:3", "'nan', which is no number", "csv", path, regression=True)
+    said = refused(f"{path}:3", "'nan', not a number", "csv", path, regression=True)
     assert read("csv", path, regression=True, skip_bad=True)[0].label == 2.5
     assert read("csv", path, regression=True, skip_bad=True).skipped == [said]
 
@@ -193,7 +193,7 @@ def test_a_header_that_is_not_utf8_is_never_skipped(tmp_path: Path) -> None:
 
 def test_two_columns_of_one_name_are_refused_if_one_is_asked_for(tmp_path: Path) -> None:
     path = written(tmp_path / "a.csv", "text,label,text,other,other\na,x,b,c,d\n")
-    refused(f"{path}:1", "2 columns are called 'text'", "csv", path)
+    refused(f"{path}:1", "2 columns have the name 'text'", "csv", path)
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.json"])
@@ -205,7 +205,7 @@ def test_a_file_with_nothing_but_bad_records_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path / "a.jsonl", "[]\nnull\n")
     refused(
         str(path),
-        f"nothing is left but 2 bad records, the first: {path}:1: not a JSON object",
+        f"all 2 records are bad, the first: {path}:1: not a JSON object",
         "jsonl",
         path,
         skip_bad=True,
@@ -222,5 +222,5 @@ def test_a_missing_or_broken_file_is_never_skipped(tmp_path: Path) -> None:
 
 def test_a_name_that_does_not_tell_its_form_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path / "a.data", "text,label\na,x\n")
-    refused(str(path), r"end it in \.csv", "table", path)
+    refused(str(path), r"unknown suffix; rename it to one of \.csv", "table", path)
     assert len(read("csv", path)) == 1
