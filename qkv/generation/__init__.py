@@ -1,8 +1,8 @@
-"""From a model to outputs: greedy, beam and sampling over one `step` interface, labels, answers, vectors."""
+"""Text generation: greedy search, beam search and sampling; log-probabilities of given outputs; prompting."""
 
-from qkv.generation.config import GenerationConfig, Prediction
-from qkv.generation.generate import generate, predict
+from qkv.generation.config import GenerationConfig
+from qkv.generation.generate import GeneratedText, generate, generate_texts
 from qkv.generation.log_probs import token_log_probs
 from qkv.generation.sampling import Hypothesis
 
-__all__ = ["GenerationConfig", "Hypothesis", "Prediction", "embed", "generate", "predict", "token_log_probs"]
+__all__ = ["GeneratedText", "GenerationConfig", "Hypothesis", "generate", "generate_texts", "token_log_probs"]

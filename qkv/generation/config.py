@@ -1,4 +1,4 @@
-"""How outputs are looked for, and what comes back for an input."""
+"""Settings of text generation."""
 
 from __future__ import annotations
 
@@ -11,75 +11,79 @@ from qkv.errors import InputError
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationConfig:
-    """How outputs are searched for."""
+    """How a model generates text: greedily, by beam search or by sampling."""
 
-    num_beams: int = 1  # 1: greedy
+    num_beams: int = 1
+    """Beam width; 1 is greedy search."""
+
     length_penalty: float = 1.0
-    # what the limit cut short comes last of a beam's outputs, or where its rank puts it, as with transformers;
-    # None: by rank where a prompt is continued, for there an end is no aim
+    """Beams are ranked by log-probability / length ** length_penalty."""
+
     unfinished_beams: Literal["last", "ranked"] | None = None
-    n_best: int = 1  # how many outputs an input gets
+    """Rank of outputs that reach the maximum length without EOS: after all finished ones ("last"), or by their score
+    ("ranked", as in transformers); None: "ranked" for continuations of a prompt, else "last"."""
+
+    n_best: int = 1
+    """Number of outputs per input."""
+
     do_sample: bool = False
+    """Sample from the model's distribution instead of searching."""
+
     temperature: float = 1.0
+    """Divisor of the logits before sampling: below 1 sharpens, above 1 flattens the distribution."""
+
     top_k: int | None = None
+    """Sample from the k most probable tokens only; None: from all."""
+
     top_p: float | None = None
+    """Sample from the smallest set of tokens with this total probability (nucleus sampling); None: from all."""
+
     seed: int = 0
-    max_new_tokens: int | None = None  # longest output in tokens; None: twice the input and a few more
+    """Seed of sampling; together with an input's index it determines the output."""
+
+    max_new_tokens: int | None = None
+    """Maximum number of generated tokens; None: twice the source length plus 16, or 64 after a prompt."""
+
     batch_tokens: int = 8192
+    """Tokens per batch."""
+
     on_too_long: Literal["refuse", "truncate"] = "refuse"
+    """Refuse or truncate an input that exceeds the model's maximum length."""
+
     on_unknown: Literal["refuse", "replace"] = "refuse"
-    parse_special_tokens: bool = False  # special tokens in a text, such as T5's <extra_id_0>, are read as such and not as text
-    # what stands for a word of several tokens; None: as the tagger was trained, else the first
-    subword_pooling: Literal["first", "mean"] | None = None
-    threshold: float = 0.5  # the probability from which on a label counts, where several may
+    """Refuse an input with a token that is not in the vocabulary, or replace the token by the unknown token."""
 
-
-@dataclass(frozen=True)
-class PredictedSpan:
-    """A stretch of an input that something is said about: a tagged word, an answer."""
-
-    text: str
-    label: str
-    score: float  # log-probability
-    start: int  # characters of the input
-    end: int
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """One output for one input: a text that was written, a label, a number, the words with their tags, an answer."""
-
-    text: str
-    score: float  # log-probability; of a written text the sum over its tokens; of a number the number itself
-    finished: bool = True  # False: the limit came before the end of what was written
-    spans: tuple[PredictedSpan, ...] = ()
+    parse_special_tokens: bool = False
+    """Read special tokens that are spelled out in a text, such as T5's <extra_id_0>, as tokens."""
 
 
 def validate(config: GenerationConfig) -> None:
-    """Refuses settings that contradict each other or mean nothing."""
+    """Refuse values out of range."""
     for name in ("num_beams", "n_best", "batch_tokens"):
         if getattr(config, name) < 1:
             raise InputError(f"{name} must be at least 1, not {getattr(config, name)}")
     if config.max_new_tokens is not None and config.max_new_tokens < 1:
         raise InputError(f"max_new_tokens must be at least 1, not {config.max_new_tokens}")
     if not -10 <= config.length_penalty <= 10:
-        raise InputError(f"length_penalty must lie between -10 and 10, not {config.length_penalty}")
+        raise InputError(f"length_penalty must be between -10 and 10, not {config.length_penalty}")
     if not 0 < config.temperature < math.inf:
-        raise InputError(f"temperature must be above 0, not {config.temperature}; for the likeliest output do not sample")
+        raise InputError(
+            f"temperature must be above 0, not {config.temperature}; for the most probable output do not sample"
+        )
     if config.top_k is not None and config.top_k < 1:
         raise InputError(f"top_k must be at least 1, not {config.top_k}")
     if config.top_p is not None and not 0 < config.top_p <= 1:
-        raise InputError(f"top_p must lie above 0 and at most at 1, not {config.top_p}")
+        raise InputError(f"top_p must be above 0 and at most 1, not {config.top_p}")
+    if config.on_too_long not in ("refuse", "truncate"):
+        raise InputError(f"on_too_long is refuse or truncate, not '{config.on_too_long}'")
     if config.unfinished_beams not in ("last", "ranked", None):
         raise InputError(f"unfinished_beams is last or ranked, not '{config.unfinished_beams}'")
-    if not 0 <= config.threshold <= 1:
-        raise InputError(f"threshold is a probability, from 0 to 1, not {config.threshold}")
-    if config.subword_pooling not in ("first", "mean", None):
-        raise InputError(f"subword_pooling is first or mean, not '{config.subword_pooling}'")
 
 
 def validate_search(config: GenerationConfig) -> None:
-    """The same, for what writes."""
+    """Refuse values out of range, and more outputs than beams."""
     validate(config)
-    if not config.do_sample and config.n_best > max(config.num_beams, 1):
-        raise InputError(f"n_best={config.n_best} needs as many beams (num_beams={config.n_best}) or sampling")
+    if not config.do_sample and config.n_best > config.num_beams:
+        raise InputError(
+            f"n_best={config.n_best} needs at least as many beams (num_beams={config.n_best}), or sampling"
+        )

@@ -1,6 +1,5 @@
-"""Tasks, a file each: how its examples become what a model takes, its loss, how answers are read off, its metrics."""
+"""Tasks, one file each: parsing of inputs, features, loss, predictions, metrics. `Predictor` runs them on a model."""
 
-from qkv.recipe.task_names import TASKS
-from qkv.tasks.base import Task, get_task
+from qkv.tasks.base import TASKS, Task, get_task
 
 __all__ = ["TASKS", "Task", "get_task"]

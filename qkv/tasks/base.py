@@ -1,210 +1,380 @@
-"""What a task is. `get_task` gives one by its name; adding one touches its own file and the table in
-`qkv.recipe.task_names`.
+"""The interface of a task, and the path from its examples through a model to predictions.
+
+A built-in task is one file of this package. A task from outside subclasses `Task` and is registered with
+`qkv.register.task("name")`.
 """
 
 from __future__ import annotations
 
-import importlib
-from array import array
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from qkv import spec
 from qkv.checkpoints import ModelBundle
-from qkv.checkpoints.model_folder import AnyModel
+from qkv.checkpoints.inputs import has_token_types, max_input_length
+from qkv.checkpoints.state import AnyModel
 from qkv.data.batching import evaluation_batches
-from qkv.data.examples import ImageExample
 from qkv.data.image_processor import ImageProcessor
+from qkv.data.rng import CounterRNG
 from qkv.errors import InputError
-from qkv.generation.generate import eval_mode
-from qkv.checkpoints.inputs import max_input_length
-from qkv.metrics.metric import Metric
-from qkv.nn import Ragged
-from qkv.objectives.classification import Inputs, head_logits, pack_sequences
+from qkv.generation.config import GenerationConfig
+from qkv.metrics.metric import DataKind, Metric
+from qkv.metrics.registry import METRICS, MetricOptions
+from qkv.objectives.classification import Inputs, head_logits
 from qkv.objectives.loss import LossSum, to_device
-from qkv.recipe.task_names import resolve_task_name
-from qkv.tokenization.backend import Encoding
+from qkv.recipe.task_names import TASKS, resolve_task_name
+from qkv.tasks.features import FeatureOutputs, Features
+from qkv.tasks.predictions import TaskPrediction
 from qkv.tokenization.tokenizer import Tokenizer
 
+__all__ = ["TASKS", "HeadTask", "PredictionTask", "Task", "get_task"]
+
 ExampleT = TypeVar("ExampleT")
+Processor = Tokenizer | ImageProcessor
 
 
-@dataclass(frozen=True)
-class Features:
-    """An example, or a part of one, as a model takes it."""
+class PredictionTask(ABC, Generic[ExampleT]):
+    """A task as `qkv.tasks.predictor.Predictor` uses it: from input lines and examples to predictions."""
 
-    example_index: int
-    input_ids: tuple[Sequence[int], ...]  # one, or one an option
-    token_type_ids: tuple[Sequence[int], ...]
-    labels: tuple[float, ...]  # what is right; () where nobody has said
-    label_positions: tuple[int, ...] | None = None  # the tokens that are judged
-    metadata: Any = None  # what a task keeps to read answers off: where tokens stand in the text, whose word a row is of
-    truncated: bool = False  # the text was longer than the model takes
+    name: ClassVar[str]
+    example_type: ClassVar[type]
+    option_aliases: ClassVar[Mapping[str, str]] = {}
+    """Setting names for command-line options that are named differently."""
 
-    @staticmethod
-    def from_encodings(example_index: int, encodings: Sequence[Encoding], labels: tuple[float, ...], **optional_fields: Any) -> Features:
-        """From what a tokeniser gave; kept in arrays, for a list has some 40 bytes a token and there are millions."""
-        input_ids = tuple(array("i", encoding.ids) for encoding in encodings)
-        return Features(example_index, input_ids, tuple(bytes(encoding.token_type_ids) for encoding in encodings), labels, **optional_fields)
+    def parse_line(self, line: str, location: str) -> ExampleT:
+        """Parse one line of input; the texts of one example are separated by tabs."""
+        return self.parse_texts(line.split("\t"), location)
+
+    @abstractmethod
+    def parse_texts(self, texts: Sequence[str], location: str) -> ExampleT:
+        """Make an unlabeled example of its texts. `location` names it in error messages."""
+
+    def parse_input(self, value: Any, location: str) -> ExampleT:
+        """Make an example of a line of text, a file name, a sequence of texts, or an example of any kind that fits."""
+        if isinstance(value, str | Path):
+            return self.parse_line(str(value), location)
+        if isinstance(value, list | tuple):
+            return self.parse_texts(list(value), location)
+        return self.from_example(value)
+
+    def from_example(self, example: Any) -> ExampleT:
+        """Convert an example that a file format gave to the task's own kind, or refuse it."""
+        check_example_type(self.name, [example], self.example_type)
+        converted: ExampleT = example
+        return converted
+
+    @abstractmethod
+    def predict(
+        self,
+        bundle: ModelBundle,
+        examples: Sequence[ExampleT],
+        *,
+        n_best: int = 1,
+        max_tokens: int = 8192,
+        first_index: int = 0,
+    ) -> list[TaskPrediction]:
+        """Predict for each example, in input order.
+
+        Args:
+            bundle: a model in eval mode with its processor.
+            examples: the examples, labeled or not.
+            n_best: how many alternatives a prediction lists.
+            max_tokens: tokens per batch.
+            first_index: number of the first example in the whole input, which seeds sampling.
+        """
+
+    def with_settings(self, settings: Mapping[str, Any]) -> Self:
+        """Return a copy with other settings, named as fields of the task or as command-line options."""
+        assert dataclasses.is_dataclass(self)
+        known = {field.name for field in dataclasses.fields(self)}
+        renamed = {self.option_aliases.get(name, name): value for name, value in settings.items()}
+        for name, option in zip(renamed, settings, strict=True):
+            if name not in known:
+                raise InputError(
+                    f"--{option.replace('_', '-')}: the task '{self.name}' has no such setting; leave it out"
+                )
+        changed: Self = dataclasses.replace(self, **renamed)
+        return changed
+
+    def with_generation(self, config: GenerationConfig | None, prefix: str) -> Self:  # noqa: ARG002
+        """Return the task with a generation config; tasks that generate nothing ignore it."""
+        return self
+
+
+class HeadTask(PredictionTask[ExampleT]):
+    """A task that a model's head solves: features of examples go in, logits come out."""
+
+    head_kind: ClassVar[spec.HeadKind]
+    modality: ClassVar[Literal["text", "image"]] = "text"
+
+    def output_names(self, head: spec.Head) -> tuple[str, ...]:
+        """Return the names of a head's outputs; numbers if a checkpoint has no names."""
+        return head.labels or tuple(map(str, range(head.num_outputs)))
+
+    @abstractmethod
+    def featurize(
+        self, examples: Sequence[ExampleT], processor: Any, labels: Sequence[str], max_length: int
+    ) -> list[Features]:
+        """Turn each example into one or more model inputs of at most `max_length` tokens. See `input_processor`."""
+
+    @abstractmethod
+    def collate(self, features: Sequence[Features], use_token_types: bool) -> Inputs:
+        """Pack features into one batch."""
+
+    @abstractmethod
+    def postprocess(self, outputs: FeatureOutputs, example: ExampleT, labels: Sequence[str]) -> Any:
+        """Return the prediction for one example, as the metrics take it."""
+
+    def describe(
+        self,
+        prediction: Any,
+        outputs: FeatureOutputs,  # noqa: ARG002
+        example: ExampleT,  # noqa: ARG002
+        labels: Sequence[str],  # noqa: ARG002
+        n_best: int,  # noqa: ARG002
+    ) -> TaskPrediction:
+        """Format one prediction with its probabilities; `outputs` are those that `postprocess` got."""
+        return TaskPrediction(prediction, str(prediction), None, (), {"prediction": str(prediction)})
+
+    def predict(
+        self,
+        bundle: ModelBundle,
+        examples: Sequence[ExampleT],
+        *,
+        n_best: int = 1,
+        max_tokens: int = 8192,
+        first_index: int = 0,  # noqa: ARG002  # nothing is sampled
+    ) -> list[TaskPrediction]:
+        labels = self.output_names(require_head(self, bundle.model.spec))
+        predictions: dict[int, TaskPrediction] = {}
+        for index, outputs in _iter_outputs(self, bundle, examples, max_tokens):
+            prediction = self.postprocess(outputs, examples[index], labels)
+            described = self.describe(prediction, outputs, examples[index], labels, n_best)
+            truncated = any(feature.truncated for feature, _ in outputs)
+            predictions[index] = dataclasses.replace(described, truncated=truncated)
+        return [predictions[index] for index in range(len(examples))]
+
+
+class Task(HeadTask[ExampleT]):
+    """A task that trains a head, with its loss and metrics. Subclasses are frozen dataclasses of settings."""
+
+    metric_data_kind: ClassVar[DataKind | None] = None
+    """Kind of predictions and labels, so that a recipe can name a registered metric; None: the task's metrics only."""
 
     @property
-    def length(self) -> int:
-        return sum(map(len, self.input_ids))
+    def head_overrides(self) -> Mapping[str, Any]:
+        """Fields that the task sets on the model's head, so that they are saved with the model."""
+        return {}
 
-    def num_logits(self, is_token_level: bool) -> int:
-        """How many rows of logits it gets."""
-        if not is_token_level:
-            return len(self.input_ids)
-        return self.length if self.label_positions is None else len(self.label_positions)
-
-
-class Task(Protocol, Generic[ExampleT]):
-    """One task with its settings.
-
-    It may have a method `infer_settings(examples)` besides: settings that nobody gave and that the training examples tell.
-    """
-
-    name: str
-    head_kind: spec.HeadKind  # of the head that it takes
-    head_overrides: Mapping[str, Any]  # of that head, set whatever the model had there before
-    example_type: type
-
+    @abstractmethod
     def primary_metric(self, labels: Sequence[str]) -> str:
-        """The figure by which models are compared where nobody names another; more is better."""
-        ...
+        """Return the metric that selects checkpoints by default; higher is better."""
 
+    @abstractmethod
     def labels(self, examples: Sequence[ExampleT]) -> tuple[str, ...]:
-        """The names of the head's outputs."""
-        ...
+        """Return the names of the head's outputs, from the training examples."""
 
-    def featurize(self, examples: Sequence[ExampleT], processor: Any, labels: Sequence[str], max_length: int) -> list[Features]:
-        """Each example as one or several things that a model of this length takes; for `processor` see `input_processor`."""
-        ...
+    def infer_settings(self, examples: Sequence[ExampleT]) -> dict[str, Any]:  # noqa: ARG002
+        """Return settings that the recipe leaves open and the training examples determine."""
+        return {}
 
-    def collate(self, features: Sequence[Features], use_token_types: bool) -> Inputs: ...
+    def training_processor(self, bundle: ModelBundle) -> Processor:
+        """Return the processor of the training examples, which is saved with the model."""
+        return input_processor(self, bundle)
 
-    def loss(self, logits: Tensor, batch: Inputs) -> LossSum: ...
+    def collate_training(self, features: Sequence[Features], use_token_types: bool, rng: CounterRNG) -> Inputs:  # noqa: ARG002
+        """Pack features into one training batch; tasks with data augmentation draw it from `rng`."""
+        return self.collate(features, use_token_types)
 
-    def postprocess(self, outputs: Sequence[tuple[Features, Tensor]], example: ExampleT, labels: Sequence[str]) -> Any:
-        """The prediction for an example from the logits of its parts."""
-        ...
+    @abstractmethod
+    def loss(self, logits: Tensor, batch: Inputs) -> LossSum:
+        """Return the summed loss and the number of targets."""
 
+    @abstractmethod
     def gold(self, example: ExampleT) -> Any:
-        """What a prediction is compared with."""
-        ...
+        """Return the label that a prediction is compared with, or refuse an unlabeled example."""
 
+    def format_gold(self, gold: Any) -> str:
+        """Return a label as text, as `describe` writes predictions."""
+        return str(gold) if isinstance(gold, str | int | float) else " ".join(sorted(gold))
+
+    @abstractmethod
     def metrics(
         self, labels: Sequence[str], predictions: Sequence[Any], golds: Sequence[Any]
-    ) -> list[Metric[Any, Any]]: ...
+    ) -> list[Metric[Any, Any]]:
+        """Return the task's metrics for these predictions and labels."""
+
+    def predictions_for_scoring(
+        self,
+        predictions: Sequence[TaskPrediction],
+        golds: Sequence[Any],  # noqa: ARG002
+    ) -> list[TaskPrediction]:
+        """Return the predictions as the metrics read them, given the labels of the whole set."""
+        return list(predictions)
 
 
 def get_task(name: str, **settings: Any) -> Task[Any]:
-    """A task by its name or an alias of it."""
-    make: Callable[..., Task[Any]] = importlib.import_module(f"qkv.tasks.{resolve_task_name(name)}").make
+    """Make a trainable task by its name or alias."""
+    make: Callable[..., Task[Any]] = TASKS.get(resolve_task_name(name))
     return make(**settings)
 
 
 def check_labeled(task: Task[Any], examples: Sequence[Any], *example_types: type) -> None:
-    """What is learned from has to be of a task's kinds, and somebody has to have said what is right."""
+    """Check that all training examples have the expected type and a label."""
     check_example_type(task.name, examples, *example_types)
     for example in examples:
         task.gold(example)
 
 
 def check_example_type(name: str, examples: Sequence[Any], *example_types: type) -> None:
-    """The examples of some formats are another task's."""
+    """Refuse examples of another task, which some file formats give."""
     wrong = next((example for example in examples if not isinstance(example, example_types)), None)
     if wrong is not None:
         expected, actual = " or ".join(example_type.__name__ for example_type in example_types), type(wrong).__name__
-        raise InputError(f"task {name}: takes {expected} examples, and this format gives {actual} ones; see data.format")
+        raise InputError(
+            f"task {name}: takes {expected} examples, and this format gives {actual} ones; see data.format"
+        )
+
+
+def check_setting(name: str, value: object, allowed: Sequence[str]) -> None:
+    """Refuse a value of a task's setting that is not one of those allowed."""
+    if value not in allowed:
+        raise InputError(f"task.{name} is one of {', '.join(allowed)}, not '{value}'")
+
+
+def check_not_empty(texts: Sequence[str], location: str) -> None:
+    """Refuse an input with an empty text."""
+    if not texts or not all(text.strip() for text in texts):
+        raise InputError(f"{location}: is empty; give some text")
 
 
 def location_range(examples: Sequence[Any]) -> str:
-    """From where to where examples stand, for what is the fault of all and of none alone."""
+    """Return the locations of the first and the last example, for an error in the whole set."""
     return f"{examples[0].location} to {examples[-1].location}"
 
 
 def apply_head_overrides(task: Task[Any], model: AnyModel) -> None:
-    """Tells a model's head what the task makes of it, so that it is saved with the model."""
+    """Set the task's fields on the model's head, so that they are saved with the model."""
     assert model.spec.head is not None
     assert model.head is not None
     model.head.spec = spec.replace(model.spec.head, **task.head_overrides)
     model.spec = spec.replace(model.spec, head=model.head.spec)
 
 
-def pack_features(features: Sequence[Features], use_token_types: bool) -> tuple[Ragged, Tensor | None, Tensor | None]:
-    """Ids, segments where the model has them, and the tokens that are judged."""
-    ids, lengths = pack_sequences([sequence for feature in features for sequence in feature.input_ids])
-    token_type_ids = pack_sequences([type_ids for feature in features for type_ids in feature.token_type_ids])[0] if use_token_types else None
-    if features[0].label_positions is None:
-        return Ragged.from_lengths(ids, lengths), token_type_ids, None
-    positions, offset = [], 0
-    for feature in features:
-        positions += [offset + position for position in feature.label_positions or ()]
-        offset += feature.length
-    return Ragged.from_lengths(ids, lengths), token_type_ids, torch.tensor(positions, dtype=torch.long)
-
-
-def predict(task: Task[ExampleT], bundle: ModelBundle, examples: Sequence[ExampleT], max_tokens: int = 16384) -> list[Any]:
-    """What a model says of each example, in their order."""
-    outputs_per_example, head = predict_logits(task, bundle, examples, max_tokens), bundle.model.spec.head
-    assert head is not None  # or there would be no logits
-    return [task.postprocess(outputs, example, head.labels) for outputs, example in zip(outputs_per_example, examples, strict=True)]
+def predict(
+    task: HeadTask[ExampleT], bundle: ModelBundle, examples: Sequence[ExampleT], max_tokens: int = 16384
+) -> list[Any]:
+    """Return each example's prediction as the metrics take it, without formatting it."""
+    labels = task.output_names(require_head(task, bundle.model.spec))
+    predictions = {
+        index: task.postprocess(outputs, examples[index], labels)
+        for index, outputs in _iter_outputs(task, bundle, examples, max_tokens)
+    }
+    return [predictions[index] for index in range(len(examples))]
 
 
 def predict_logits(
-    task: Task[ExampleT], bundle: ModelBundle, examples: Sequence[ExampleT], max_tokens: int = 16384
+    task: HeadTask[ExampleT], bundle: ModelBundle, examples: Sequence[ExampleT], max_tokens: int = 16384
 ) -> list[list[tuple[Features, Tensor]]]:
-    """Each example's parts as a model was asked them, with what its head gave for each."""
-    model, head = bundle.model, bundle.model.spec.head
+    """Return the features of each example with their logits."""
+    outputs_by_index = dict(_iter_outputs(task, bundle, examples, max_tokens))
+    return [outputs_by_index[index] for index in range(len(examples))]
+
+
+@torch.inference_mode()
+def _batch_logits(
+    task: HeadTask[Any], model: AnyModel, features: Sequence[Features], is_token_level: bool
+) -> list[Tensor]:
+    """Return the logits of each feature in one batch, on the host."""
+    logits = head_logits(model, to_device(task.collate(features, has_token_types(model.spec)), model.device))
+    return list(torch.split(logits.float().cpu(), [feature.num_logits(is_token_level) for feature in features]))
+
+
+def _iter_outputs(
+    task: HeadTask[ExampleT], bundle: ModelBundle, examples: Sequence[ExampleT], max_tokens: int
+) -> Iterator[tuple[int, list[tuple[Features, Tensor]]]]:
+    """Yield each example's index and outputs once all its features have logits, so that few logits are in memory."""
+    model, head = bundle.model, require_head(task, bundle.model.spec)
+    features = task.featurize(
+        examples, input_processor(task, bundle), task.output_names(head), max_input_length(model.spec)
+    )
+    pending: list[dict[int, tuple[Features, Tensor] | None]] = [{} for _ in examples]
+    for index, feature in enumerate(features):
+        pending[feature.example_index][index] = None
+    yield from ((index, []) for index, outputs in enumerate(pending) if not outputs)
+    for indices in evaluation_batches(np.array([feature.length for feature in features], dtype=np.int64), max_tokens):
+        batch = [features[index] for index in indices]
+        for index, feature, logits in zip(
+            indices, batch, _batch_logits(task, model, batch, head.is_token_level), strict=True
+        ):
+            outputs = pending[feature.example_index]
+            outputs[int(index)] = feature, logits
+            if all(output is not None for output in outputs.values()):
+                yield feature.example_index, [output for output in outputs.values() if output is not None]
+                pending[feature.example_index] = {}
+
+
+def require_head(task: HeadTask[Any], model_spec: spec.Model) -> spec.Head:
+    """Return the head of a model, or refuse a model whose head does not fit the task."""
+    head = model_spec.head
     if head is None or head.kind != task.head_kind:
-        raise InputError(f"{task.name}: needs a head of kind '{task.head_kind}', which this {model.spec.family} lacks")
-    features = task.featurize(examples, input_processor(task, bundle), head.labels, max_input_length(model.spec))
-    outputs_per_example: list[list[tuple[Features, Tensor]]] = [[] for _ in examples]
-    with eval_mode(model), torch.inference_mode():
-        for indices in evaluation_batches([feature.length for feature in features], max_tokens):  # type: ignore[arg-type]
-            batch = [features[index] for index in indices]
-            logits = head_logits(model, to_device(task.collate(batch, has_token_types(model.spec)), model.device))
-            logit_counts = [feature.num_logits(head.is_token_level) for feature in batch]
-            for feature, feature_logits in zip(batch, torch.split(logits.float().cpu(), logit_counts), strict=True):
-                outputs_per_example[feature.example_index].append((feature, feature_logits))
-    return outputs_per_example
+        raise InputError(f"{task.name}: needs a head of kind '{task.head_kind}', which this {model_spec.family} lacks")
+    return head
 
 
-def input_processor(task: Task[Any], bundle: ModelBundle) -> Tokenizer | ImageProcessor:
-    """What makes of a task's examples what a model takes: its tokeniser, or how its pictures are prepared."""
+def input_processor(task: HeadTask[Any], bundle: ModelBundle) -> Processor:
+    """Return the processor that turns the task's examples into model input: a tokenizer or an image processor."""
     check_modality(task, bundle.model.spec)
-    processor = bundle.image_processor if task.example_type is ImageExample else bundle.source_tokenizer
+    processors: dict[str, Processor | None] = {"text": bundle.source_tokenizer, "image": bundle.image_processor}
+    processor = processors[task.modality]
     if processor is not None:
         return processor
-    missing = "a tokeniser, so it cannot read text"
-    if task.example_type is ImageExample:
-        missing = "a preprocessor_config.json, so it cannot read pictures"
-    raise InputError(f"this {bundle.model.spec.family} came without {missing}")
+    missing = {
+        "text": "tokenizer, so it cannot read text",
+        "image": "preprocessor_config.json, so it cannot read images",
+    }
+    raise InputError(f"this {bundle.model.spec.family} has no {missing[task.modality]}")
 
 
-def check_modality(task: Task[Any], s: spec.Model) -> None:
-    """A model reads text, or looks at pictures."""
-    is_image_model = isinstance(s.source_embedding, spec.PatchEmbedding)
-    if is_image_model != (task.example_type is ImageExample):
-        modality, other_task = ("looks at pictures", "image_classification") if is_image_model else ("reads text", "text_classification")
-        raise InputError(f"task {task.name}: this {s.family} {modality}; take another model, or the task {other_task}")
+def check_modality(task: HeadTask[Any], model_spec: spec.Model) -> None:
+    """Refuse a text model for a task on images, and the reverse."""
+    modality = "image" if isinstance(model_spec.source_embedding, spec.PatchEmbedding) else "text"
+    if modality != task.modality:
+        other_task = {"image": "image_classification", "text": "text_classification"}[modality]
+        article = {"image": "an image", "text": "a text"}[modality]
+        raise InputError(
+            f"task {task.name}: this {model_spec.family} is {article} model; use another model or the task {other_task}"
+        )
+
+
+def make_metrics(
+    task: Task[Any], labels: Sequence[str], predictions: Sequence[Any], golds: Sequence[Any], name: str | None = None
+) -> list[Metric[Any, Any]]:
+    """Return the task's metrics and, if its data kind fits the task, the registered metric of a name."""
+    metrics = task.metrics(labels, predictions, golds)
+    is_registered = name is not None and name in METRICS and name not in [metric.name for metric in metrics]
+    if is_registered and METRICS.get(str(name)).data_kind == task.metric_data_kind:
+        metrics.append(METRICS.get(str(name)).make(MetricOptions(), (labels, predictions, golds)))
+    return metrics
 
 
 def compute_metrics(
-    task: Task[ExampleT], predictions: Sequence[Any], examples: Sequence[ExampleT], labels: Sequence[str]
+    task: Task[ExampleT],
+    predictions: Sequence[Any],
+    examples: Sequence[ExampleT],
+    labels: Sequence[str],
+    name: str | None = None,
 ) -> dict[str, float]:
-    """All figures of a task's metrics."""
+    """Return all scores of the task's metrics, and those of the registered metric of a name."""
     golds = [task.gold(example) for example in examples]
     scores: dict[str, float] = {}
-    for metric in task.metrics(labels, predictions, golds):
+    for metric in make_metrics(task, labels, predictions, golds, name):
         scores |= metric(predictions, golds)
     return scores
-
-
-def has_token_types(s: spec.Model) -> bool:
-    return s.decoder is None and isinstance(s.source_embedding, spec.Embedding) and s.source_embedding.num_segments > 0

@@ -1,4 +1,4 @@
-"""Which settings a published benchmark is usually run with, by the name of its format."""
+"""The usual task settings of published benchmarks, by the name of their format."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEFAULTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def default_settings(format: str, task: str) -> dict[str, Any]:
-    """The settings of a task on a benchmark where a recipe gives no others; none for any other data."""
+    """Return the settings of a task on a benchmark's format, {} for any other format."""
     by_name = {name.casefold(): defaults for name, defaults in DEFAULTS.items()}
     name, settings = by_name.get(format.casefold(), ("", {}))
     return dict(settings) if name == task else {}

@@ -1,40 +1,42 @@
-"""Extractive question answering: the stretch of a text that answers a question, or that there is none.
+"""Extractive question answering: the span of a context that answers a question, or no answer.
 
-The question and the text go in as a pair, and each token is scored as the first and as the last of the answer; that
-there is none is said at the sequence's first token, BERT's [CLS] (Devlin et al. 2019, 4.2 and 4.3). A text that is
-longer than the model takes is read in windows that overlap. Where the answer is one of some candidates, as ReCoRD's
-entities (Zhang et al. 2018), only their stretches compete. What is answered are characters of the text as it was given.
+Question and context are encoded as a pair, and each token is scored as the start and the end of the answer. The first
+token, BERT's [CLS], represents "no answer" (Devlin et al. 2019, 4.2 and 4.3). A context over the model's maximum length
+is read in overlapping windows. If an example lists candidates, as ReCoRD lists entities (Zhang et al. 2018), only their
+spans are scored. An answer consists of characters of the original context.
 """
 
 from __future__ import annotations
 
 import heapq
 from array import array
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
+from qkv.checkpoints.inputs import select_tokens
 from qkv.data.examples import Answer, QAExample, check_span
 from qkv.errors import InputError
-from qkv.checkpoints.inputs import select_tokens
 from qkv.metrics.metric import Metric, Stats
 from qkv.metrics.squad import Squad, best_threshold
 from qkv.objectives import classification
 from qkv.objectives.classification import Inputs
 from qkv.objectives.loss import LossSum
-from qkv.tasks.base import Features, check_example_type, check_labeled, pack_features
+from qkv.tasks.base import Task, check_example_type, check_labeled, check_not_empty
+from qkv.tasks.features import FeatureOutputs, Features, pack_features
+from qkv.tasks.predictions import Alternative, TaskPrediction
 from qkv.tokenization.backend import Encoding
 from qkv.tokenization.tokenizer import Tokenizer
 
-NO_ANSWER = (0.0, 0.0)  # first and last token, where the window holds no answer
-_CHUNK_SIZE = 256  # questions framed at a time
+NO_ANSWER = (0.0, 0.0)  # start and end of a window without the answer: its first token
+_CHUNK_SIZE = 256  # questions encoded at a time
 
 
 class AnswerSpan(NamedTuple):
-    """Characters of a text, and how strongly they are said to be the answer: the sum of two logits."""
+    """A span of the context with its score, the sum of its start and end logits."""
 
     text: str
     start: int
@@ -44,54 +46,68 @@ class AnswerSpan(NamedTuple):
 
 @dataclass(frozen=True)
 class QAPrediction:
-    """The best stretches, best first, and by how much the score of "no answer" exceeds that of the best."""
+    """The best spans of a context, best first."""
 
     n_best: tuple[AnswerSpan, ...]
-    null_score_diff: float
-    null_score_diff_threshold: float | None = None  # above which there is none; None: there is always an answer
+    null_score_diff: float  # score of "no answer" minus score of the best span
+    null_score_diff_threshold: float | None = None  # predict "no answer" above it; None: never
 
     @property
     def text(self) -> str:
-        """The answer; empty where there is none."""
+        """The answer, empty for "no answer"."""
         return self.text_at(self.null_score_diff_threshold)
 
     def text_at(self, threshold: float | None) -> str:
-        """The answer under another threshold."""
+        """Return the answer under another threshold."""
         is_null = threshold is not None and self.null_score_diff > threshold
         return "" if is_null or not self.n_best else self.n_best[0].text
 
 
 class WindowOffsets(NamedTuple):
-    """Where the tokens of a window that may answer stand: the first of them in the window, and their characters."""
+    """Positions of a window's context tokens."""
 
-    first_token: int
-    token_starts: Sequence[int]
+    first_token: int  # position of the first context token in the window
+    token_starts: Sequence[int]  # first character of each context token
     token_ends: Sequence[int]
-    char_start: int  # the characters that the window covers, those without a token at the text's own ends included
+    char_start: int  # characters that the window covers, including white space at the ends of the context
     char_end: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuestionAnswering:
-    """See `qkv.tasks.base.Task`. A prediction is a `QAPrediction`."""
+class QuestionAnswering(Task[QAExample]):
+    """The span of a context that answers a question. A prediction is a `QAPrediction`."""
 
-    doc_stride: int = 128  # tokens from one window to the next; at most half a window
-    max_answer_length: int = 30  # tokens of an answer
-    n_best_size: int = 20  # how many stretches a prediction has
-    # how much higher "no answer" has to score than the best stretch; None: 0 where questions without answer are learned
-    # from or scored, else there always is one
+    doc_stride: int = 128
+    """Tokens from the start of one window to the start of the next; at most half a window."""
+
+    max_answer_length: int = 30
+    """Maximum number of tokens of an answer."""
+
+    n_best_size: int = 20
+    """Number of spans that a prediction holds."""
+
     null_score_diff_threshold: float | None = None
-    metric: str = "f1"  # or exact_match; both out of 100
+    """Margin by which "no answer" must outscore the best span. None: 0 if training or scored examples include
+    unanswerable questions, else "no answer" is never predicted."""
+
+    metric: str = "f1"
+    """Metric that selects checkpoints: f1 or exact_match, both in percent."""
 
     name = "question_answering"
     head_kind = "span"
-    head_overrides: ClassVar[dict[str, Any]] = {}
     example_type = QAExample
+    option_aliases: ClassVar[Mapping[str, str]] = {"threshold": "null_score_diff_threshold"}
 
     def __post_init__(self) -> None:
         for key in ("doc_stride", "max_answer_length", "n_best_size"):
             if getattr(self, key) < 1:
-                raise InputError(f"task.{key}: at least 1, not {getattr(self, key)}")
+                raise InputError(f"task.{key} must be at least 1, not {getattr(self, key)}")
+
+    def parse_texts(self, texts: Sequence[str], location: str) -> QAExample:
+        check_not_empty(texts, location)
+        if len(texts) != 2:
+            raise InputError(f"{location}: this model takes a question and a text, separated by a tab")
+        return QAExample("", texts[0], texts[1], (), location, answerable=None)
 
     def primary_metric(self, labels: Sequence[str]) -> str:  # noqa: ARG002
         return self.metric
@@ -101,7 +117,7 @@ class QuestionAnswering:
         return ()
 
     def infer_settings(self, examples: Sequence[QAExample]) -> dict[str, Any]:
-        """Settings that nobody gave and that the training examples tell: some have no answer, so that may be said."""
+        """Allow the prediction of "no answer" if some questions have none."""
         has_unanswerable = any(_is_labeled(example) and not example.answers for example in examples)
         return {"null_score_diff_threshold": 0.0} if has_unanswerable and self.null_score_diff_threshold is None else {}
 
@@ -121,7 +137,9 @@ class QuestionAnswering:
                 features += self._featurize_windows(example_index, example, encoding, max_length)
         return features
 
-    def _featurize_windows(self, example_index: int, example: QAExample, encoding: Encoding, max_length: int) -> Iterator[Features]:
+    def _featurize_windows(
+        self, example_index: int, example: QAExample, encoding: Encoding, max_length: int
+    ) -> Iterator[Features]:
         _check_example(example, encoding)
         full_length = len(encoding.ids)
         encoding = _truncate_question(encoding, max_length)
@@ -143,7 +161,9 @@ class QuestionAnswering:
                 offsets[-1][1] if end < context_length else len(example.context),
             )
             label_ids = () if not _is_labeled(example) else _label_span(window_offsets, example.answers)
-            yield Features.from_encodings(example_index, [window], label_ids, metadata=window_offsets, truncated=len(encoding.ids) < full_length)
+            yield Features.from_encodings(
+                example_index, [window], label_ids, metadata=window_offsets, truncated=len(encoding.ids) < full_length
+            )
 
     def collate(self, features: Sequence[Features], use_token_types: bool) -> Inputs:
         source, token_type_ids, _ = pack_features(features, use_token_types)
@@ -153,19 +173,21 @@ class QuestionAnswering:
     def loss(self, logits: Tensor, batch: Inputs) -> LossSum:
         return classification.span_cross_entropy(logits, batch)
 
-    def postprocess(self, outputs: Sequence[tuple[Features, Tensor]], example: QAExample, labels: Sequence[str]) -> QAPrediction:  # noqa: ARG002
+    def postprocess(self, outputs: FeatureOutputs, example: QAExample, labels: Sequence[str]) -> QAPrediction:  # noqa: ARG002
         scores: dict[tuple[int, int], float] = {}
         for feature, logits in outputs:
             for span, score in self._score_spans(feature.metadata, logits, example):
                 scores[span] = max(score, scores.get(span, score))
         n_best = heapq.nlargest(self.n_best_size, scores.items(), key=lambda item: item[1])
-        null_score = min(float(logits[0].sum()) for _, logits in outputs)  # each window has to say that it has none
+        null_score = min(float(logits[0].sum()) for _, logits in outputs)  # every window must agree on "no answer"
         spans = tuple(AnswerSpan(example.context[start:end], start, end, score) for (start, end), score in n_best)
         null_score_diff = null_score - spans[0].score if spans else float("inf")
         return QAPrediction(spans, null_score_diff, self.null_score_diff_threshold)
 
-    def _score_spans(self, window_offsets: WindowOffsets, logits: Tensor, example: QAExample) -> Iterator[tuple[tuple[int, int], float]]:
-        """Some characters of the context with their score: the candidates', or the best of all."""
+    def _score_spans(
+        self, window_offsets: WindowOffsets, logits: Tensor, example: QAExample
+    ) -> Iterator[tuple[tuple[int, int], float]]:
+        """Yield spans of the context with their scores: the candidates, or the best spans."""
         num_tokens = len(window_offsets.token_starts)
         context_logits = logits[window_offsets.first_token : window_offsets.first_token + num_tokens]  # [n, 2]
         if example.candidates:
@@ -177,15 +199,46 @@ class QuestionAnswering:
             return
         span_scores = context_logits[:, None, 0] + context_logits[None, :, 1]  # [n, n]
         allowed = torch.ones_like(span_scores, dtype=torch.bool).triu().tril(self.max_answer_length - 1)
-        scores, flat_indices = span_scores.masked_fill(~allowed, float("-inf")).flatten().topk(min(4 * self.n_best_size, num_tokens * num_tokens))
+        scores, flat_indices = (
+            span_scores.masked_fill(~allowed, float("-inf"))
+            .flatten()
+            .topk(min(4 * self.n_best_size, num_tokens * num_tokens))
+        )
         for score, flat_index in zip(scores.tolist(), flat_indices.tolist(), strict=True):
-            span = _strip_whitespace(example.context, window_offsets.token_starts[flat_index // num_tokens], window_offsets.token_ends[flat_index % num_tokens])
+            span = _strip_whitespace(
+                example.context,
+                window_offsets.token_starts[flat_index // num_tokens],
+                window_offsets.token_ends[flat_index % num_tokens],
+            )
             if score > float("-inf") and span[0] < span[1]:
                 yield span, score
 
+    def describe(
+        self,
+        prediction: QAPrediction,
+        outputs: FeatureOutputs,  # noqa: ARG002
+        example: QAExample,  # noqa: ARG002
+        labels: Sequence[str],  # noqa: ARG002
+        n_best: int,
+    ) -> TaskPrediction:
+        return _describe(prediction, n_best)
+
+    def predictions_for_scoring(
+        self, predictions: Sequence[TaskPrediction], golds: Sequence[Any]
+    ) -> list[TaskPrediction]:
+        """Allow "no answer" if some of the scored questions have none and no threshold is set."""
+        if all(golds) or self.null_score_diff_threshold is not None:
+            return list(predictions)
+        rescored = [
+            _describe(replace(prediction.prediction, null_score_diff_threshold=0.0), 1) for prediction in predictions
+        ]
+        return [replace(new, truncated=old.truncated) for new, old in zip(rescored, predictions, strict=True)]
+
     def gold(self, example: QAExample) -> tuple[str, ...]:
         if not _is_labeled(example):
-            raise InputError(f"{example.location}: nobody has said what the answer is; give it, or none")
+            raise InputError(
+                f"{example.location}: the example has no answers; add them, or mark the question as unanswerable"
+            )
         return tuple(answer.text for answer in example.answers)
 
     def metrics(
@@ -196,27 +249,55 @@ class QuestionAnswering:
     ) -> list[Metric[Any, Any]]:
         if all(golds) and self.null_score_diff_threshold is None:
             return [_SquadAtThreshold("1.1")]
-        return [_SquadAtThreshold("2.0", 0.0 if self.null_score_diff_threshold is None else self.null_score_diff_threshold)]
+        return [
+            _SquadAtThreshold("2.0", 0.0 if self.null_score_diff_threshold is None else self.null_score_diff_threshold)
+        ]
 
 
 def best_null_threshold(predictions: Sequence[QAPrediction], examples: Sequence[QAExample]) -> tuple[float, float]:
-    """The best F1 that any threshold gives on these questions, out of 100, and that threshold, as SQuAD 2.0 has it."""
+    """Return the best F1 over all thresholds, in percent, and its threshold, as SQuAD 2.0 reports them."""
     metric = Squad("2.0")
     golds = [tuple(answer.text for answer in example.answers) for example in examples]
     rows = metric.statistics([prediction.text_at(None) for prediction in predictions], golds)
     scores = {str(i): example_scores["f1"] / 100 for i, example_scores in enumerate(metric.per_example(rows))}
     answerable = {str(i): bool(gold) for i, gold in enumerate(golds)}
-    return best_threshold(scores, answerable, {str(i): prediction.null_score_diff for i, prediction in enumerate(predictions)})
+    return best_threshold(
+        scores, answerable, {str(i): prediction.null_score_diff for i, prediction in enumerate(predictions)}
+    )
 
 
 @dataclass(frozen=True)
 class _SquadAtThreshold(Squad):
-    """SQuAD's figures of what is answered under a threshold."""
+    """SQuAD metrics of the answers under a threshold."""
 
     threshold: float | None = None
 
     def statistics(self, hypotheses: Sequence[Any], references: Sequence[Sequence[str]]) -> Stats:
         return super().statistics([prediction.text_at(self.threshold) for prediction in hypotheses], references)
+
+
+def _describe(prediction: QAPrediction, n_best: int) -> TaskPrediction:
+    """Format an answer; probabilities are a softmax over the n best spans and, if it is allowed, "no answer"."""
+    span_scores = [answer_span.score for answer_span in prediction.n_best]
+    allow_no_answer = prediction.null_score_diff_threshold is not None or not span_scores
+    null_score = prediction.null_score_diff + span_scores[0] if span_scores else 0.0
+    probs = torch.softmax(torch.tensor([*span_scores, *([null_score] if allow_no_answer else [])]), 0).tolist()
+    answers: list[dict[str, Any]] = [
+        {"answer": answer.text, "start": answer.start, "end": answer.end, "probability": prob}
+        for answer, prob in zip(prediction.n_best, probs, strict=False)
+    ]
+    has_answer = bool(prediction.text)
+    fields = dict(answers[0]) if has_answer else {"answer": "", "start": None, "end": None, "probability": probs[-1]}
+    fields["null_score_diff"] = prediction.null_score_diff if span_scores else None
+    if n_best > 1:
+        fields["answers"] = answers[:n_best]
+    ranked = [Alternative(str(answer["answer"]), float(answer["probability"])) for answer in answers]
+    ranked = ranked if has_answer else [Alternative("", fields["probability"]), *ranked]
+    span = (prediction.n_best[0].start, prediction.n_best[0].end) if has_answer else None
+    probability = fields["probability"]
+    return TaskPrediction(
+        prediction, str(fields["answer"]), probability, tuple(ranked[:n_best]), fields, probability, span=span
+    )
 
 
 def _check_example(example: QAExample, encoding: Encoding) -> None:
@@ -232,7 +313,7 @@ def _is_labeled(example: QAExample) -> bool:
 
 
 def _truncate_question(encoding: Encoding, max_length: int) -> Encoding:
-    """Without the end of a question that would leave the context less than half of the model."""
+    """Cut the end of a question that would leave less than half of the model's maximum length for the context."""
     question_length = encoding.sequence_ids.count(0)
     excess = question_length - max(1, max_length // 2 - encoding.sequence_ids.count(None))
     if excess <= 0 or len(encoding.ids) <= max_length:
@@ -242,7 +323,7 @@ def _truncate_question(encoding: Encoding, max_length: int) -> Encoding:
 
 
 def _label_span(window_offsets: WindowOffsets, answers: Sequence[Answer]) -> tuple[float, float]:
-    """The first and last token, in the window, of an answer that it holds whole."""
+    """Return the first and last token of an answer that is entirely in the window."""
     for answer in answers:
         token_span = _token_span(window_offsets, answer.start, answer.start + len(answer.text))
         if token_span is not None:
@@ -251,7 +332,7 @@ def _label_span(window_offsets: WindowOffsets, answers: Sequence[Answer]) -> tup
 
 
 def _token_span(window_offsets: WindowOffsets, start: int, end: int) -> tuple[int, int] | None:
-    """The first and last of the tokens that hold these characters, if the window holds them all."""
+    """Return the first and last context token of a character range, None unless the window covers it."""
     if start < window_offsets.char_start or end > window_offsets.char_end:
         return None
     edges = enumerate(zip(window_offsets.token_starts, window_offsets.token_ends, strict=True))
@@ -260,13 +341,9 @@ def _token_span(window_offsets: WindowOffsets, start: int, end: int) -> tuple[in
 
 
 def _strip_whitespace(text: str, start: int, end: int) -> tuple[int, int]:
-    """Without the white space at both ends: byte-level tokens hold the space before their word."""
+    """Strip white space from a character range: byte-level tokens include the space before their word."""
     while start < end and text[start].isspace():
         start += 1
     while end > start and text[end - 1].isspace():
         end -= 1
     return start, end
-
-
-def make(**settings: Any) -> QuestionAnswering:
-    return QuestionAnswering(**settings)

@@ -1,10 +1,10 @@
-"""Regression: a number for a text, or for two, as in STS-B (Cer et al. 2017; Devlin et al. 2019, 4.1)."""
+"""Regression: one number per text or pair of texts, as in STS-B (Cer et al. 2017; Devlin et al. 2019, 4.1)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,20 +17,26 @@ from qkv.objectives import classification
 from qkv.objectives.classification import Inputs
 from qkv.objectives.loss import LossSum
 from qkv.tasks import text_inputs
-from qkv.tasks.base import Features, check_example_type, check_labeled, pack_features
+from qkv.tasks.base import check_example_type, check_labeled
+from qkv.tasks.features import FeatureOutputs, Features, pack_features
+from qkv.tasks.predictions import Alternative, TaskPrediction
 from qkv.tokenization.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
-class Regression(text_inputs.TextInputSettings):
-    """See `qkv.tasks.base.Task`."""
+class Regression(text_inputs.TextTask):
+    """One number per text or pair of texts."""
 
-    metric: str = "pearson"  # or spearman
+    metric: str = "pearson"
+    """Metric that selects checkpoints: pearson or spearman."""
 
     name = "regression"
     head_kind = "sequence"
-    head_overrides: ClassVar[dict[str, Any]] = {"multi_label": False}
-    example_type = TextExample
+    metric_data_kind = "numbers"
+
+    @property
+    def head_overrides(self) -> Mapping[str, Any]:
+        return {"multi_label": False}
 
     def primary_metric(self, labels: Sequence[str]) -> str:  # noqa: ARG002
         return self.metric
@@ -57,9 +63,20 @@ class Regression(text_inputs.TextInputSettings):
     def loss(self, logits: Tensor, batch: Inputs) -> LossSum:
         return classification.mse(logits, batch)
 
-    def postprocess(self, outputs: Sequence[tuple[Features, Tensor]], example: TextExample, labels: Sequence[str]) -> float:  # noqa: ARG002
+    def postprocess(self, outputs: FeatureOutputs, example: TextExample, labels: Sequence[str]) -> float:  # noqa: ARG002
         ((_, logits),) = outputs
         return float(logits[0, 0])
+
+    def describe(
+        self,
+        prediction: float,
+        outputs: FeatureOutputs,  # noqa: ARG002
+        example: TextExample,  # noqa: ARG002
+        labels: Sequence[str],  # noqa: ARG002
+        n_best: int,  # noqa: ARG002
+    ) -> TaskPrediction:
+        text = f"{prediction:.4f}"
+        return TaskPrediction(prediction, text, prediction, (Alternative(text, prediction),), {"value": prediction})
 
     def gold(self, example: TextExample) -> float:
         return _numeric_label(example)
@@ -75,12 +92,8 @@ class Regression(text_inputs.TextInputSettings):
 
 def _numeric_label(example: TextExample) -> float:
     if example.label is None:
-        raise InputError(f"{example.location}: has no number; give one")
+        raise InputError(f"{example.location}: has no number; add one")
     if not isinstance(example.label, float | int):
         hint = "correct it, or set data.columns.regression: true"
-        raise InputError(f"{example.location}: the label {example.label!r} is no number; {hint}")
+        raise InputError(f"{example.location}: the label {example.label!r} is not a number; {hint}")
     return float(example.label)
-
-
-def make(**settings: Any) -> Regression:
-    return Regression(**settings)

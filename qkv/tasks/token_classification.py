@@ -1,32 +1,34 @@
-"""Token classification: a tag for each word, where a model reads pieces of words (Devlin et al. 2019, 5.3).
+"""Token classification: one tag per word of a model that reads subwords (Devlin et al. 2019, 5.3).
 
-A sentence that is longer than the model takes is read in windows that overlap; a word is judged, and learned, in that
-window alone in which it stands furthest from an edge.
+A sentence over the model's maximum length is read in overlapping windows. Each word is trained and predicted in one
+window only, the one in which it is farthest from an edge.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from qkv.checkpoints.inputs import select_tokens
 from qkv.data.examples import Span, TaggedExample, TextExample
 from qkv.data.labels import check_labels, collect_labels
-from qkv.data.tagging_schemes import OUTSIDE, detect_scheme, spans_to_tags
+from qkv.data.tagging_schemes import OUTSIDE, detect_scheme, spans_to_tags, split_words
 from qkv.errors import InputError
-from qkv.checkpoints.inputs import select_tokens
 from qkv.metrics.classification import F1, TokenAccuracy, collect_label_set
-from qkv.metrics.entities import SCHEMES, EntityF1, Scheme, collect_entity_types, get_entities
+from qkv.metrics.entities import ENTITY_SCHEMES, EntityF1, EntityScheme, collect_entity_types, get_entities
 from qkv.metrics.metric import Metric
 from qkv.objectives import classification
 from qkv.objectives.classification import Inputs
 from qkv.objectives.loss import LossSum
-from qkv.tasks.base import Features, check_example_type, check_labeled, location_range, pack_features
+from qkv.tasks.base import Task, check_example_type, check_labeled, check_not_empty, check_setting, location_range
+from qkv.tasks.features import FeatureOutputs, Features, pack_features
+from qkv.tasks.predictions import Alternative, TaskPrediction
 from qkv.tokenization.backend import Encoding
 from qkv.tokenization.tokenizer import Tokenizer
 
@@ -34,7 +36,7 @@ Tags = tuple[str, ...]
 
 
 class Window(NamedTuple):
-    """The words [begin, end) of a sentence that a model reads at once, and those of them that it judges there."""
+    """The words [start, end) of a sentence that form one model input, and the words that are predicted in it."""
 
     start: int
     end: int
@@ -42,38 +44,61 @@ class Window(NamedTuple):
 
 
 class TagMetadata(NamedTuple):
-    """Which word each row of logits is of and, where the mean of its pieces is judged, of which each token is one."""
+    """The words of logits and tokens."""
 
-    logit_word_ids: tuple[int, ...]  # [M]
-    token_word_ids: tuple[int | None, ...]  # [T]; None: a token that is read and not judged
+    logit_word_ids: tuple[int, ...]  # [M] the word of each row of logits
+    token_word_ids: tuple[
+        int | None, ...
+    ]  # [T] the word of each token, None for a token without a prediction; () unless subwords are averaged
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenClassification:
-    """See `qkv.tasks.base.Task`. A prediction is a tag for each of the example's words."""
+class TokenClassification(Task[TaggedExample]):
+    """One tag per word. A prediction is a tuple of tags."""
 
-    subword_pooling: Literal["first", "all", "mean"] = "first"  # of a word's pieces: which learn its tag, and what then says it
-    window_stride: int | None = None  # words from one window to the next; None: half a window
+    subword_pooling: Literal["first", "all", "mean"] = "first"
+    """Subwords that represent a word: the first; all in training and the first in prediction; or their mean."""
+
+    window_stride: int | None = None
+    """Words from the start of one window to the start of the next; None: half a window."""
+
     on_too_long: Literal["windows", "truncate", "refuse"] = "windows"
-    scheme: Scheme = "lenient"  # how broken chunks are read, where tags are chunks
-    metric: str | None = None  # None: f1_micro of entities where tags are chunks (BIO, BIOES), else accuracy
+    """Treatment of a sentence over the model's maximum length."""
+
+    scheme: EntityScheme = "lenient"
+    """How invalid chunks are read if the tags are chunks (BIO, BIOES)."""
+
+    metric: str | None = None
+    """Metric that selects checkpoints; None: f1_micro of entities if the tags are chunks, else accuracy."""
 
     name = "token_classification"
     head_kind = "token"
+    metric_data_kind = "tags"
     example_type = TaggedExample
 
     def __post_init__(self) -> None:
-        for key, allowed in (("subword_pooling", ("first", "all", "mean")), ("on_too_long", ("windows", "truncate", "refuse"))):
-            if getattr(self, key) not in allowed:
-                raise InputError(f"task.{key}: one of {', '.join(allowed)}, not '{getattr(self, key)}'")
-        if self.scheme not in SCHEMES:
-            raise InputError(f"task.scheme: one of {', '.join(SCHEMES)}, not '{self.scheme}'")
+        check_setting("subword_pooling", self.subword_pooling, ("first", "all", "mean"))
+        check_setting("on_too_long", self.on_too_long, ("windows", "truncate", "refuse"))
+        check_setting("scheme", self.scheme, ENTITY_SCHEMES)
         if self.window_stride is not None and self.window_stride < 1:
-            raise InputError(f"task.window_stride: at least one word, not {self.window_stride}")
+            raise InputError(f"task.window_stride must be at least one word, not {self.window_stride}")
 
     @property
-    def head_overrides(self) -> dict[str, str]:
+    def head_overrides(self) -> Mapping[str, Any]:
         return {"subword_pooling": "mean" if self.subword_pooling == "mean" else "first"}
+
+    def parse_line(self, line: str, location: str) -> TaggedExample:
+        return self.parse_texts([line], location)  # a tab is white space between words
+
+    def parse_texts(self, texts: Sequence[str], location: str) -> TaggedExample:
+        if len(texts) != 1:
+            raise InputError(f"{location}: this model takes one text, not {len(texts)}")
+        check_not_empty(texts, location)
+        return TaggedExample(texts[0], *split_words(texts[0]), None, location)
+
+    def from_example(self, example: Any) -> TaggedExample:
+        check_example_type(self.name, [example], TaggedExample, TextExample)
+        return _as_tagged(example)
 
     def primary_metric(self, labels: Sequence[str]) -> str:
         return self.metric or ("f1_micro" if _has_entities(labels) else "accuracy")
@@ -82,11 +107,17 @@ class TokenClassification:
         check_labeled(self, examples, TaggedExample, TextExample)
         labels = tuple(collect_labels([_as_tagged(example) for example in examples]))
         if labels in ((), (OUTSIDE,)):
-            raise InputError(f"{location_range(examples)}: no word of any example has a tag; is it the right column or format?")
+            raise InputError(
+                f"{location_range(examples)}: no word of any example has a tag; check the column and the format"
+            )
         return labels
 
     def featurize(
-        self, examples: Sequence[TaggedExample | TextExample], tokenizer: Tokenizer, labels: Sequence[str], max_length: int
+        self,
+        examples: Sequence[TaggedExample | TextExample],
+        tokenizer: Tokenizer,
+        labels: Sequence[str],
+        max_length: int,
     ) -> list[Features]:
         check_example_type(self.name, examples, TaggedExample, TextExample)
         sentences = [_as_tagged(sentence) for sentence in examples]
@@ -102,8 +133,8 @@ class TokenClassification:
     def _featurize_windows(
         self, example_index: int, example: TaggedExample, encoding: Encoding, labels: Sequence[str], max_length: int
     ) -> Iterator[Features]:
-        """Its windows; none where no word of it has a token."""
-        token_positions: dict[int, list[int]] = {}  # of a word's tokens
+        """Yield the features of each window of a sentence; none if no word has a token."""
+        token_positions: dict[int, list[int]] = {}  # word -> positions of its tokens
         for position, word in enumerate(encoding.word_ids):
             if word is not None:
                 token_positions.setdefault(word, []).append(position)
@@ -119,9 +150,23 @@ class TokenClassification:
         windows = make_windows([min(len(token_positions[word]), room) for word in words], room, self.window_stride)
         for window in windows[:1] if self.on_too_long == "truncate" else windows:
             positions_of_word = {words[i]: token_positions[words[i]][:room] for i in range(window.start, window.end)}
-            window_positions = sorted([*special_positions, *(position for positions in positions_of_word.values() for position in positions)])
-            scored_words = [words[i] for i in window.scored] if len(windows) > 1 and self.on_too_long == "windows" else [*positions_of_word]
-            yield self._make_feature(example_index, example, encoding, window_positions, scored_words, labels, truncated and self.on_too_long == "truncate")
+            window_positions = sorted(
+                [*special_positions, *(position for positions in positions_of_word.values() for position in positions)]
+            )
+            scored_words = (
+                [words[i] for i in window.scored]
+                if len(windows) > 1 and self.on_too_long == "windows"
+                else [*positions_of_word]
+            )
+            yield self._make_feature(
+                example_index,
+                example,
+                encoding,
+                window_positions,
+                scored_words,
+                labels,
+                truncated and self.on_too_long == "truncate",
+            )
 
     def _make_feature(
         self,
@@ -137,7 +182,11 @@ class TokenClassification:
         scored_word_set = set(scored_words)
         token_word_ids = tuple(word if word in scored_word_set else None for word in window_encoding.word_ids)
         scored_positions = [position for position, word in enumerate(token_word_ids) if word is not None]
-        first_positions = [position for position in scored_positions if position == 0 or token_word_ids[position - 1] != token_word_ids[position]]
+        first_positions = [
+            position
+            for position in scored_positions
+            if position == 0 or token_word_ids[position - 1] != token_word_ids[position]
+        ]
         label_positions = scored_positions if self.subword_pooling == "all" else first_positions
         logit_word_ids = tuple(word for position in label_positions if (word := token_word_ids[position]) is not None)
         label_ids: tuple[float, ...] = ()
@@ -150,35 +199,84 @@ class TokenClassification:
                 for tag, position in zip(tags, label_positions, strict=True)
             )
         metadata = TagMetadata(logit_word_ids, token_word_ids if self.subword_pooling == "mean" else ())
-        return Features.from_encodings(example_index, [window_encoding], label_ids, label_positions=tuple(label_positions), metadata=metadata, truncated=truncated)
+        return Features.from_encodings(
+            example_index,
+            [window_encoding],
+            label_ids,
+            label_positions=tuple(label_positions),
+            metadata=metadata,
+            truncated=truncated,
+        )
 
     def collate(self, features: Sequence[Features], use_token_types: bool) -> Inputs:
         source, token_type_ids, positions = pack_features(features, use_token_types)
         label_ids = torch.tensor([int(x) for feature in features for x in feature.labels])
         if self.subword_pooling != "mean":
             return Inputs(source, token_type_ids, positions, label_ids)
-        return Inputs(source, token_type_ids, None, label_ids, word_ids=tuple(feature.metadata.token_word_ids for feature in features))
+        return Inputs(
+            source,
+            token_type_ids,
+            None,
+            label_ids,
+            word_ids=tuple(feature.metadata.token_word_ids for feature in features),
+        )
 
     def loss(self, logits: Tensor, batch: Inputs) -> LossSum:
         return classification.cross_entropy(logits, batch)
 
-    def postprocess(
-        self, outputs: Sequence[tuple[Features, Tensor]], example: TaggedExample | TextExample, labels: Sequence[str]
-    ) -> tuple[str, ...]:
+    def postprocess(self, outputs: FeatureOutputs, example: TaggedExample | TextExample, labels: Sequence[str]) -> Tags:
         tag_of_word: dict[int, str] = {}
         for feature, logits in outputs:
             for word, label_index in zip(feature.metadata.logit_word_ids, logits.argmax(-1).tolist(), strict=True):
-                tag_of_word.setdefault(word, labels[label_index])  # a word's first piece comes first
+                tag_of_word.setdefault(word, labels[label_index])  # the first subword comes first
         most_common = Counter(tag_of_word.values()).most_common(1)
-        # a word without any token, or behind the cut: outside of all chunks, or what most words of its sentence are
+        # tag of a word without a token or removed by truncation: outside of all chunks, or the sentence's most common
         fallback_tag = OUTSIDE if OUTSIDE in labels else most_common[0][0] if most_common else labels[0]
         return tuple(tag_of_word.get(word_index, fallback_tag) for word_index in range(len(_as_tagged(example).words)))
+
+    def describe(
+        self,
+        prediction: Tags,
+        outputs: FeatureOutputs,
+        example: TaggedExample | TextExample,
+        labels: Sequence[str],
+        n_best: int,
+    ) -> TaskPrediction:
+        sentence = _as_tagged(example)
+        word_probs = _word_probs(outputs, len(sentence.words))
+        spans = [(start, start + len(word)) for start, word in zip(sentence.word_starts, sentence.words, strict=True)]
+        fields: dict[str, Any] = {}
+        has_entities = _has_entities(labels)
+        if has_entities:
+            fields["entities"] = [
+                {
+                    "text": sentence.text[spans[entity.start][0] : spans[entity.end - 1][1]],
+                    "type": entity.type,
+                    "start": spans[entity.start][0],
+                    "end": spans[entity.end - 1][1],
+                    "probability": math.prod(word_probs[entity.start : entity.end]),
+                }
+                for entity in get_entities(prediction, self.scheme)
+            ]
+        if not has_entities or n_best > 1:
+            fields["words"] = [
+                {"text": word, "tag": tag, "start": start, "end": end, "probability": prob}
+                for word, tag, (start, end), prob in zip(sentence.words, prediction, spans, word_probs, strict=True)
+            ]
+        text = " ".join(f"{word}/{tag}" for word, tag in zip(sentence.words, prediction, strict=True))
+        probability = math.prod(word_probs)
+        return TaskPrediction(
+            prediction, text, probability, (Alternative(text, probability),), fields, probability, tuple(word_probs)
+        )
 
     def gold(self, example: TaggedExample | TextExample) -> Tags:
         tags = _as_tagged(example).tags
         if tags is None:
-            raise InputError(f"{example.location}: has no tags; give them")
+            raise InputError(f"{example.location}: has no tags; add them")
         return tags
+
+    def format_gold(self, gold: Tags) -> str:
+        return " ".join(gold)
 
     def metrics(
         self, labels: Sequence[str], predictions: Sequence[Tags], golds: Sequence[Tags]
@@ -190,7 +288,7 @@ class TokenClassification:
 
 
 def make_windows(word_lengths: Sequence[int], room: int, stride: int | None) -> list[Window]:
-    """Windows over words of these many tokens, each of at most `room`; every word is judged in exactly one."""
+    """Return windows of at most `room` tokens over words of the given lengths; each word is scored in exactly one."""
     edges: list[tuple[int, int]] = []
     start = 0
     while not edges or edges[-1][1] < len(word_lengths):
@@ -199,7 +297,7 @@ def make_windows(word_lengths: Sequence[int], room: int, stride: int | None) -> 
             num_tokens += word_lengths[end]
             end += 1
         edges.append((start, end))
-        # never further than the window goes, and where it can be half of it, so that a word has company on both sides
+        # at most half a window, so that each word has context on both sides in some window
         start += max(1, min(stride or end - start, (end - start + 1) // 2))
     scored: list[list[int]] = [[] for _ in edges]
     for word in range(len(word_lengths)):
@@ -209,14 +307,16 @@ def make_windows(word_lengths: Sequence[int], room: int, stride: int | None) -> 
 
 
 def _edge_distance(word: int, start: int, end: int, count: int) -> float:
-    """How far a word stands from an edge of a window; the sentence's own ends are none."""
-    left = word - start if start else math.inf
-    right = end - 1 - word if end < count else math.inf
-    return min(left, right)
+    """Return a word's distance from the nearest window edge; the ends of the sentence are not edges."""
+    from_start = word - start if start else math.inf
+    from_end = end - 1 - word if end < count else math.inf
+    return min(from_start, from_end)
 
 
-def tags_to_spans(example: TaggedExample | TextExample, tags: Sequence[str], scheme: Scheme = "lenient") -> tuple[Span, ...]:
-    """The entities that tags mark, as characters of the example's text."""
+def tags_to_spans(
+    example: TaggedExample | TextExample, tags: Sequence[str], scheme: EntityScheme = "lenient"
+) -> tuple[Span, ...]:
+    """Return the entities that tags mark, as character spans of the example's text."""
     sentence = _as_tagged(example)
     ends = [start + len(word) for start, word in zip(sentence.word_starts, sentence.words, strict=True)]
     entity_list = get_entities(tags, scheme)
@@ -228,13 +328,23 @@ def _has_entities(labels: Sequence[str]) -> bool:
 
 
 def _continuation_tag(tag: str) -> str:
-    """The tag of a word's further pieces: a chunk begins once."""
+    """Return the tag of a word's later subwords: B- becomes I-, since a chunk begins only once."""
     return f"I-{tag[2:]}" if tag.startswith("B-") else tag
 
 
 def _as_tagged(example: TaggedExample | TextExample) -> TaggedExample:
-    """A text with spans is one whose words are tagged."""
+    """Return a text with spans as a sentence with BIO tags."""
     return spans_to_tags(example) if isinstance(example, TextExample) else example
+
+
+def _word_probs(outputs: FeatureOutputs, num_words: int) -> list[float]:
+    """Return the probability of each word's tag, 1 for a word without logits."""
+    prob_of_word: dict[int, float] = {}
+    for feature, logits in outputs:
+        probs = torch.softmax(logits, -1).amax(-1).tolist() if len(logits) else []
+        for word, prob in zip(feature.metadata.logit_word_ids, probs, strict=True):
+            prob_of_word.setdefault(word, prob)
+    return [prob_of_word.get(word, 1.0) for word in range(num_words)]
 
 
 def _check_example(example: TaggedExample) -> None:
@@ -242,8 +352,4 @@ def _check_example(example: TaggedExample) -> None:
         raise InputError(f"{example.location}: has no words; fill it in, or remove it")
     if example.tags is not None and len(example.tags) != len(example.words):
         message = f"{len(example.words)} words have {len(example.tags)} tags"
-        raise InputError(f"{example.location}: {message}; give each word one")
-
-
-def make(**settings: Any) -> TokenClassification:
-    return TokenClassification(**settings)
+        raise InputError(f"{example.location}: {message}; give each word one tag")

@@ -35,7 +35,9 @@ def test_a_beam_as_wide_as_the_space_finds_the_best_output_there_is(family):
     with torch.no_grad():
         scores = {tuple(w): log_probability(model, source, w) for w in every}
     best = sorted(scores, key=lambda w: -scores[w])[:3]
-    found = [h for h in beam_search(model, source, num_beams=200, max_lengths=[4], length_penalty=0.0)[0] if h.finished][:3]
+    found = [
+        h for h in beam_search(model, source, num_beams=200, max_lengths=[4], length_penalty=0.0)[0] if h.finished
+    ][:3]
     assert [tuple(h.tokens) for h in found] == best
     assert [h.score for h in found] == pytest.approx([scores[w] for w in best], abs=1e-4)
 
@@ -158,7 +160,7 @@ def test_top_p_keeps_the_fewest_that_hold_p(p, kept):
     ("bad", "said"),
     [
         ({"num_beams": 0}, "num_beams must be at least 1"),
-        ({"n_best": 3}, "needs as many beams"),
+        ({"n_best": 3}, "needs at least as many beams"),
         ({"do_sample": True, "temperature": 0.0}, "temperature must be above 0"),
         ({"top_p": 1.5}, "top_p"),
         ({"top_k": 0}, "top_k"),

@@ -63,7 +63,10 @@ def test_a_prompt_is_the_solved_examples_and_then_the_one_asked_about() -> None:
 
 def test_braces_in_a_text_are_text() -> None:
     how = PromptConfig(template="{text} / {text_pair} = {label}")
-    assert how.render_query(TextExample("{label} {text_pair}", "f:1", text_pair="{text}")) == "{label} {text_pair} / {text} ="
+    assert (
+        how.render_query(TextExample("{label} {text_pair}", "f:1", text_pair="{text}"))
+        == "{label} {text_pair} / {text} ="
+    )
 
 
 @pytest.mark.parametrize("count", [0, 2])
@@ -90,7 +93,9 @@ def test_scores_do_not_depend_on_how_much_is_computed_at_once(tokeniser: Tokeniz
 def test_the_mean_divides_by_the_number_of_a_labels_tokens(tokeniser: Tokenizer) -> None:
     bundle, how = model(tokeniser), PromptConfig(template=TEMPLATE, verbalizer=WORDS)
     total = predict_with_prompt(bundle, ASKED, LABELS, (), how)
-    mean = predict_with_prompt(bundle, ASKED, LABELS, (), PromptConfig(template=TEMPLATE, verbalizer=WORDS, length_normalize=True))
+    mean = predict_with_prompt(
+        bundle, ASKED, LABELS, (), PromptConfig(template=TEMPLATE, verbalizer=WORDS, length_normalize=True)
+    )
     question = how.render_query(ASKED[0])
     before = len(tokeniser.encode(question))
     for label in LABELS:
@@ -107,7 +112,9 @@ def test_calibration_divides_by_what_is_said_of_texts_without_content(tokeniser:
         for label in LABELS
     }
     raw = predict_with_prompt(bundle, ASKED, LABELS, SHOWN, how)
-    found = predict_with_prompt(bundle, ASKED, LABELS, SHOWN, PromptConfig(template=TEMPLATE, verbalizer=WORDS, calibrate=True))
+    found = predict_with_prompt(
+        bundle, ASKED, LABELS, SHOWN, PromptConfig(template=TEMPLATE, verbalizer=WORDS, calibrate=True)
+    )
     for label in LABELS:
         assert found[0].scores[label] == pytest.approx(raw[0].scores[label] - math.log(chances[label]), abs=1e-4)
 
@@ -152,8 +159,8 @@ def test_a_prompt_that_is_too_long_is_refused_by_its_place_or_loses_its_beginnin
     [
         ("{text} is", r"needs \{text\} and, once, \{label\}"),
         ("{text} {label} {label}", r"needs \{text\} and, once, \{label\}"),
-        ("{label}: {text}", r"\{label\} has to come behind \{text\}"),
-        ("{text} {label} {text_pair}", r"\{text_pair\} has to come before \{label\}"),
+        ("{label}: {text}", r"\{label\} must come after \{text\}"),
+        ("{text} {label} {text_pair}", r"\{text_pair\} must come before \{label\}"),
     ],
 )
 def test_a_template_that_cannot_be_asked_is_refused(template: str, said: str) -> None:
@@ -163,14 +170,15 @@ def test_a_template_that_cannot_be_asked_is_refused(template: str, said: str) ->
 
 def test_what_cannot_be_asked_is_refused(tokeniser: Tokenizer) -> None:
     bundle = model(tokeniser)
-    with pytest.raises(InputError, match="at least two, each with words of its own"):
+    with pytest.raises(InputError, match="at least two, each with its own words"):
         predict_with_prompt(bundle, ASKED, ["good", "bad"], (), PromptConfig(verbalizer={"good": "bad"}))
-    with pytest.raises(InputError, match="f:1: has no second text"):
+    with pytest.raises(InputError, match="f:1: has no text pair"):
         predict_with_prompt(bundle, ASKED, LABELS, (), PromptConfig(template="{text} {text_pair} {label}"))
-    with pytest.raises(InputError, match="3 examples to show out of 2"):
+    with pytest.raises(InputError, match="3 demonstrations from 2 examples"):
         sample_demonstrations(SHOWN, 3, 1)
     encoder = ModelBundle(
-        build(bert.make_spec(bert.Config(d_model=12, heads=2, layers=1, d_ff=16, max_length=16), source_vocab_size=30)), tokeniser
+        build(bert.make_spec(bert.Config(d_model=12, heads=2, layers=1, d_ff=16, max_length=16), source_vocab_size=30)),
+        tokeniser,
     )
-    with pytest.raises(InputError, match="prompting needs a language model"):
+    with pytest.raises(InputError, match="prompting needs a causal language model"):
         predict_with_prompt(encoder, ASKED, LABELS)

@@ -59,7 +59,9 @@ def test_a_beam_as_wide_as_the_space_finds_the_best_continuations_there_are(pena
     cut = [list(w) for w in itertools.product(letters, repeat=3)]  # what the limit of three tokens cuts short
     scores = {tuple(w): log_probability(model, prompt, w) for w in ended + cut}
     best = sorted(scores, key=lambda w: -scores[w] / len(w) ** penalty)[:8]
-    found = beam_search(model, Ragged.pack([prompt]), num_beams=200, max_lengths=[3], length_penalty=penalty, rank_unfinished=True)[0][:8]
+    found = beam_search(
+        model, Ragged.pack([prompt]), num_beams=200, max_lengths=[3], length_penalty=penalty, rank_unfinished=True
+    )[0][:8]
     assert [(*h.tokens, END) if h.finished else tuple(h.tokens) for h in found] == best
     assert [h.score for h in found] == pytest.approx([scores[w] for w in best], abs=1e-4)
 
@@ -70,7 +72,9 @@ def test_a_beam_as_wide_as_the_space_finds_the_best_continuations_there_are(pena
         GenerationConfig(max_new_tokens=7),
         GenerationConfig(num_beams=4, n_best=4, max_new_tokens=7),
         GenerationConfig(num_beams=4, n_best=4, max_new_tokens=7, unfinished_beams="last"),
-        GenerationConfig(num_beams=3, n_best=3, length_penalty=0.0),  # up to the model's own length, which differs by prompt
+        GenerationConfig(
+            num_beams=3, n_best=3, length_penalty=0.0
+        ),  # up to the model's own length, which differs by prompt
         GenerationConfig(do_sample=True, n_best=3, seed=5),
     ],
 )
@@ -101,7 +105,9 @@ def endless() -> tuple[Decoder, Ragged]:
     """A model that would rather go on than end, and a prompt after which both happen within the limit."""
     for seed in range(50):
         model, batch = tiny(seed), prompts(4)
-        finished = [h.finished for h in generate(model, batch, GenerationConfig(num_beams=4, n_best=4, max_new_tokens=5))[0]]
+        finished = [
+            h.finished for h in generate(model, batch, GenerationConfig(num_beams=4, n_best=4, max_new_tokens=5))[0]
+        ]
         if True in finished and not finished[0]:
             return model, batch
     raise AssertionError("no such model")
@@ -127,5 +133,9 @@ def test_a_token_that_is_never_written_is_not_written() -> None:
     model, batch = tiny(end=-1), prompts(3, 5)
     written = {t for rows in generate(model, batch, GenerationConfig(max_new_tokens=8)) for t in rows[0].tokens}
     model.spec = spec.replace(model.spec, suppress_tokens=tuple(written))
-    for how in (GenerationConfig(max_new_tokens=8), GenerationConfig(max_new_tokens=8, num_beams=3), GenerationConfig(max_new_tokens=8, do_sample=True)):
+    for how in (
+        GenerationConfig(max_new_tokens=8),
+        GenerationConfig(max_new_tokens=8, num_beams=3),
+        GenerationConfig(max_new_tokens=8, do_sample=True),
+    ):
         assert not written & {t for rows in generate(model, batch, how) for t in rows[0].tokens}

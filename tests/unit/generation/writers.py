@@ -1,4 +1,4 @@
-"""Small random models and a model whose every probability is written down."""
+"""Small random models, and a model with a table of probabilities."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from qkv.nn import EncoderDecoder, Ragged, build
 
 
 def tiny(family: str, seed: int = 0, vocabulary: int = 11) -> EncoderDecoder:
-    """A random model, sharp enough that its outputs differ in probability."""
+    """Return a random model with weights large enough that its outputs differ in probability."""
     torch.manual_seed(seed)
     module = families.get_family(family)
     small = {"d_model": 16, "layers": 1, "max_length": 40}
@@ -32,7 +32,7 @@ def sources(*lengths: int) -> Ragged:
 
 @dataclass
 class Walk:
-    """A state that only counts steps and remembers what was read."""
+    """A decoder state that contains only the tokens read so far."""
 
     position: int
     read: list[list[int]]
@@ -42,7 +42,7 @@ class Walk:
 
 
 class Written:
-    """A stand-in for a model: the distribution after any prefix is looked up in a table of log-probabilities."""
+    """A model whose distribution after any prefix comes from a table of log-probabilities."""
 
     def __init__(self, table: dict[tuple[int, ...], dict[int, float]], vocabulary: int, end: int = 3):
         self.table, self.vocabulary = table, vocabulary
@@ -52,6 +52,10 @@ class Written:
 
     def encode(self, source: Ragged) -> Ragged:
         return source
+
+    def prefill(self, source: Ragged, rows_per_source: int, max_new_tokens: int) -> tuple[Tensor, Walk]:
+        rows = len(source) * rows_per_source
+        return self.step(torch.full((rows,), self.spec.bos_id), self.init_state(source, rows, max_new_tokens))
 
     def init_state(self, _memory: Ragged, rows: int, _limit: int) -> Walk:
         return Walk(0, [[] for _ in range(rows)])

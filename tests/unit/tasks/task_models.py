@@ -1,4 +1,4 @@
-"""Small examples of every task, tokenisers and tiny models for them, and logits that say exactly what is right."""
+"""Small examples of every task, tokenizers and tiny models for them, and logits that predict the labels exactly."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from qkv.families import bart, bert, gpt2, roberta, t5, vit
 from qkv.nn import build
 from qkv.objectives.classification import head_logits
 from qkv.tasks import get_task
-from qkv.tasks.base import Features, apply_head_overrides, has_token_types, input_processor
+from qkv.tasks.base import apply_head_overrides, has_token_types, input_processor
+from qkv.tasks.features import Features
 from qkv.tokenization.tokenizer import Tokenizer, train_tokenizer
 
 TEXT = """the king of spain sees a house in london and likes tea with unhappiness . who where what is it ?
@@ -37,11 +38,11 @@ def tokeniser(family: str = "bert") -> Tokenizer:
     return train_tokenizer(template.kind, lines, vocab_size=SIZES[family], template=template)
 
 
-SMALL = {"d_model": 32, "heads": 2, "layers": 1, "d_ff": 64, "d_kv": 16, "dropout": 0.0}  # by a field's end
+SMALL = {"d_model": 32, "heads": 2, "layers": 1, "d_ff": 64, "d_kv": 16, "dropout": 0.0}  # by the end of a field's name
 
 
 def model(task: Any, labels: Sequence[str], length: int = LENGTH, family: str = "bert") -> ModelBundle:
-    """A tiny model under the head of a task."""
+    """Return a tiny model with the head of a task."""
     torch.manual_seed(2)
     if task.name == "image_classification":
         return looking(task, labels)
@@ -57,7 +58,7 @@ def model(task: Any, labels: Sequence[str], length: int = LENGTH, family: str = 
 
 
 def looking(task: Any, labels: Sequence[str]) -> ModelBundle:
-    """The same of a model that looks at pictures."""
+    """Return a tiny vision model with the head of a task."""
     shape = vit.Config(d_model=32, heads=2, layers=1, d_ff=64, image_size=8, patch_size=4, num_channels=1)
     made = build(vit.make_spec(shape, head=task.head_kind, labels=tuple(labels)))
     apply_head_overrides(task, made)
@@ -65,9 +66,11 @@ def looking(task: Any, labels: Sequence[str]) -> ModelBundle:
 
 
 def learn(task: Any, bundle: ModelBundle, examples: Sequence[Any], steps: int, rate: float = 3e-3) -> None:
-    """All examples in one batch, over and over."""
+    """Train on all examples in one batch, repeatedly."""
     head = bundle.model.spec.head
-    asked = task.featurize(examples, input_processor(task, bundle), head.labels, bundle.model.spec.source_embedding.max_length)
+    asked = task.featurize(
+        examples, input_processor(task, bundle), head.labels, bundle.model.spec.source_embedding.max_length
+    )
     batch = task.collate(asked, has_token_types(bundle.model.spec))
     optimiser = torch.optim.AdamW(bundle.model.parameters(), rate)
     bundle.model.train()
@@ -80,7 +83,7 @@ def learn(task: Any, bundle: ModelBundle, examples: Sequence[Any], steps: int, r
 
 
 def perfect(task: Any, one: Features, outputs: int) -> Tensor:
-    """Logits that say what an example's labels say."""
+    """Return logits that predict the labels of an example."""
     if task.name == "regression":
         return torch.tensor([one.labels])
     if task.name == "multi_label":
@@ -96,7 +99,7 @@ def perfect(task: Any, one: Features, outputs: int) -> Tensor:
 
 
 def told(task: Any, examples: Sequence[Any], labels: Sequence[str], longest: int, tokens: Tokenizer) -> list[Any]:
-    """Predictions from perfect logits."""
+    """Return the predictions from perfect logits."""
     parts: list[list[tuple[Features, Tensor]]] = [[] for _ in examples]
     for one in task.featurize(examples, tokens, labels, longest):
         parts[one.example_index].append((one, perfect(task, one, len(labels))))
@@ -115,7 +118,7 @@ def sentence(number: int, count: int = 6) -> str:
 
 
 def tags_of(words: Sequence[str]) -> tuple[str, ...]:
-    """Names are persons where they are queens and kings, and go on over the next word; places are places."""
+    """Return tags: a queen or king and the next word are a person, places are places."""
     tags: list[str] = []
     for word in words:
         if word in ("king", "queen"):
@@ -144,7 +147,9 @@ def question(number: int, count: int = 12, answerable: bool = True) -> QAExample
 
 def choice(number: int) -> MultipleChoiceExample:
     options = tuple(sentence(number + i, 2) for i in range(2 + number % 3))
-    return MultipleChoiceExample(sentence(number, 4), options, number % len(options), "c", "and" if number % 2 else None)
+    return MultipleChoiceExample(
+        sentence(number, 4), options, number % len(options), "c", "and" if number % 2 else None
+    )
 
 
 def labelled(number: int, label: Any, pair: bool = True) -> TextExample:
@@ -182,12 +187,22 @@ CASES = {
     "multi_label": Case("multi_label", [labelled(i, SEVERAL[i]) for i in range(8)], {"threshold": 0.4}, steps=100),
     "token_classification": Case("token_classification", [tagged(i) for i in range(8)]),
     "token_classification all": Case("token_classification", [tagged(i) for i in range(8)], {"subword_pooling": "all"}),
-    "token_classification mean": Case("token_classification", [tagged(i) for i in range(8)], {"subword_pooling": "mean"}),
+    "token_classification mean": Case(
+        "token_classification", [tagged(i) for i in range(8)], {"subword_pooling": "mean"}
+    ),
     "token_classification parts of speech": Case("token_classification", [tagged(i, chunks=False) for i in range(8)]),
-    "token_classification windows": Case("token_classification", [tagged(i, 38) for i in range(8)], {"window_stride": 5, "subword_pooling": "mean"}),
+    "token_classification windows": Case(
+        "token_classification", [tagged(i, 38) for i in range(8)], {"window_stride": 5, "subword_pooling": "mean"}
+    ),
     "question_answering": Case("question_answering", [question(i) for i in range(8)], steps=120),
-    "question_answering or none": Case("question_answering", [question(i, answerable=i % 4 != 3) for i in range(8)], steps=120),
-    "question_answering windows": Case("question_answering", [question(i, 38) for i in range(8)], {"doc_stride": 10}, steps=120),
+    "question_answering or none": Case(
+        "question_answering", [question(i, answerable=i % 4 != 3) for i in range(8)], steps=120
+    ),
+    "question_answering windows": Case(
+        "question_answering", [question(i, 38) for i in range(8)], {"doc_stride": 10}, steps=120
+    ),
     "multiple_choice": Case("multiple_choice", [choice(i) for i in range(8)], steps=100),
-    "image_classification": Case("image_classification", [pictured(i) for i in range(8)], {"horizontal_flip": True, "mean": 0.4}),
+    "image_classification": Case(
+        "image_classification", [pictured(i) for i in range(8)], {"horizontal_flip": True, "mean": 0.4}
+    ),
 }

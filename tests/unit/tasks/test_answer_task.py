@@ -13,7 +13,8 @@ from torch import Tensor
 import qkv
 from qkv.data.examples import Answer, QAExample
 from qkv.errors import InputError
-from qkv.tasks.base import Features, compute_metrics, predict
+from qkv.tasks.base import compute_metrics, predict
+from qkv.tasks.features import Features
 from qkv.tasks.question_answering import AnswerSpan, QAPrediction, QuestionAnswering, best_null_threshold
 
 sys.path.append(str(Path(__file__).parents[1] / "checkpoints"))
@@ -71,7 +72,9 @@ LONG = " ".join(["the cat sat on a mat"] * 6)  # 36 tokens
 def test_windows_cover_the_text_and_hold_the_question(stride: int, words: qkv.ModelBundle) -> None:
     asked = QuestionAnswering(doc_stride=stride).featurize([question(LONG)], words.source_tokenizer, (), 16)
     assert all(one.length <= 16 and not one.truncated for one in asked)
-    assert all(words.source_tokenizer.ids_to_display(one.input_ids[0])[:4] == ["[CLS]", "a", "dog", "[SEP]"] for one in asked)
+    assert all(
+        words.source_tokenizer.ids_to_display(one.input_ids[0])[:4] == ["[CLS]", "a", "dog", "[SEP]"] for one in asked
+    )
     assert all(words.source_tokenizer.ids_to_display(one.input_ids[0])[-1] == "[SEP]" for one in asked)
     begins = [one.metadata.token_starts[0] for one in asked]
     assert begins == sorted(set(begins))
@@ -163,7 +166,9 @@ def test_the_figures_are_those_of_the_version_that_the_questions_are_of(unanswer
     figures = compute_metrics(QuestionAnswering(), found, examples, ())
     assert figures["exact_match"] == (100.0 if unanswerable else 50.0)
     assert ("exact_match_unanswerable" in figures) == unanswerable
-    assert compute_metrics(QuestionAnswering(null_score_diff_threshold=-2.0), found, examples, ())["exact_match"] == (50.0 if unanswerable else 0.0)
+    assert compute_metrics(QuestionAnswering(null_score_diff_threshold=-2.0), found, examples, ())["exact_match"] == (
+        50.0 if unanswerable else 0.0
+    )
 
 
 def test_the_best_threshold_is_found_on_scored_questions() -> None:
@@ -197,9 +202,9 @@ def test_a_space_in_a_token_is_no_part_of_the_answer() -> None:
 @pytest.mark.parametrize(
     ("example", "said"),
     [
-        (question(answers=(Answer("mat", 400),)), "file: id: the answer 400–403 lies outside its text"),
-        (question(answers=(Answer("", 3),)), "it holds no character"),
-        (question(candidates=(Answer("mat", -1),)), "lies outside its text"),
+        (question(answers=(Answer("mat", 400),)), "file: id: the answer 400–403 is not inside its text"),
+        (question(answers=(Answer("", 3),)), "it is empty"),
+        (question(candidates=(Answer("mat", -1),)), "is not inside its text"),
         (question(""), "file: id: the context is empty"),
         (question(asked=" "), "file: id: the question is empty"),
     ],
@@ -211,7 +216,9 @@ def test_bad_questions_are_named(example: QAExample, said: str, words: qkv.Model
 
 def test_an_answer_without_any_token_is_not_in_the_text(words: qkv.ModelBundle) -> None:
     context = "the cat \u200d sat"
-    (one,) = QuestionAnswering().featurize([question(context, (at("\u200d", context),))], words.source_tokenizer, (), 32)
+    (one,) = QuestionAnswering().featurize(
+        [question(context, (at("\u200d", context),))], words.source_tokenizer, (), 32
+    )
     assert one.labels == (0.0, 0.0)
 
 
@@ -227,5 +234,5 @@ def test_a_model_answers_in_the_order_of_the_questions(words: qkv.ModelBundle) -
 
 @pytest.mark.parametrize("name", ["doc_stride", "max_answer_length", "n_best_size"])
 def test_settings_that_mean_nothing_are_refused(name: str) -> None:
-    with pytest.raises(InputError, match=rf"task\.{name}: at least 1, not 0"):
+    with pytest.raises(InputError, match=rf"task\.{name} must be at least 1, not 0"):
         QuestionAnswering(**{name: 0})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from qkv.errors import InputError
 from qkv.tasks import get_task, text_inputs
 from qkv.tasks.base import apply_head_overrides, compute_metrics
 from qkv.tasks.benchmark_defaults import DEFAULTS, default_settings
+from qkv.tasks.predictor import Predictor
 
 sys.path.append(str(Path(__file__).parents[1] / "checkpoints"))
 from checkpoints import checkpoint
@@ -70,17 +70,16 @@ def test_predict_lists_the_labels_above_the_threshold(tmp_path: Path) -> None:
         ids = qkv.Ragged.from_lengths(torch.tensor(frame.ids), [len(frame.ids)])
         chances = torch.sigmoid(bundle.model(ids, torch.tensor(frame.token_type_ids))[0])
     middle = float(chances.sort().values[1])
-    (found,) = qkv.predict(bundle, ["a cat sat"], qkv.GenerationConfig(threshold=middle - 1e-4))
+    (prediction,) = Predictor(bundle, get_task("multi_label", threshold=middle - 1e-4))(["a cat sat"])
     wanted = sorted(zip(chances.tolist(), LABELS, strict=True), reverse=True)[:2]
-    assert [p.text for p in found] == [name for _, name in wanted]
-    assert [p.score for p in found] == pytest.approx([math.log(chance) for chance, _ in wanted], abs=1e-5)
-    assert qkv.predict(bundle, ["a cat sat"], qkv.GenerationConfig(threshold=1.0)) == [[]]
+    assert prediction.text == ", ".join(name for _, name in wanted)
+    assert prediction.fields["labels"] == pytest.approx({name: chance for chance, name in wanted}, abs=1e-5)
+    (none,) = Predictor(bundle, get_task("multi_label", threshold=0.9999))(["a cat sat"])
+    assert (none.prediction, none.text, none.alternatives) == (frozenset(), "", ())
 
 
 @pytest.mark.parametrize("threshold", [-0.1, 1.2])
-def test_a_threshold_is_a_probability(threshold: float, words: qkv.ModelBundle) -> None:
-    with pytest.raises(InputError, match="threshold"):
-        qkv.predict(words, ["a cat"], qkv.GenerationConfig(threshold=threshold))
+def test_a_threshold_is_a_probability(threshold: float) -> None:
     with pytest.raises(InputError, match=r"task\.threshold"):
         get_task("multi_label", threshold=threshold)
 
@@ -101,7 +100,9 @@ def test_numbers_are_learned_as_they_are(words: qkv.ModelBundle) -> None:
 
 
 def test_each_option_is_a_sequence_with_its_context(words: qkv.ModelBundle) -> None:
-    (one,) = get_task("multiple_choice").featurize([MultipleChoiceExample("the cat", ("sat", "a mat"), 1, "c", "on")], words.source_tokenizer, (), 16)
+    (one,) = get_task("multiple_choice").featurize(
+        [MultipleChoiceExample("the cat", ("sat", "a mat"), 1, "c", "on")], words.source_tokenizer, (), 16
+    )
     assert [words.source_tokenizer.ids_to_display(sequence) for sequence in one.input_ids] == [
         ["[CLS]", "the", "cat", "[SEP]", "on", "sat", "[SEP]"],
         ["[CLS]", "the", "cat", "[SEP]", "on", "a", "mat", "[SEP]"],
@@ -113,7 +114,10 @@ def test_each_option_is_a_sequence_with_its_context(words: qkv.ModelBundle) -> N
 
 def test_examples_may_have_different_numbers_of_options(words: qkv.ModelBundle) -> None:
     task = get_task("multiple_choice")
-    examples = [MultipleChoiceExample("the cat", ("sat", "on", "a"), 2, "c"), MultipleChoiceExample("the", ("cat", "dog"), 0, "c")]
+    examples = [
+        MultipleChoiceExample("the cat", ("sat", "on", "a"), 2, "c"),
+        MultipleChoiceExample("the", ("cat", "dog"), 0, "c"),
+    ]
     batch = task.collate(task.featurize(examples, words.source_tokenizer, (), 16), True)
     assert batch.num_choices == (3, 2)
     logits = torch.tensor([[0.0], [1.0], [2.0], [3.0], [3.0]])
@@ -124,9 +128,12 @@ def test_examples_may_have_different_numbers_of_options(words: qkv.ModelBundle) 
 @pytest.mark.parametrize(
     ("example", "said"),
     [
-        (MultipleChoiceExample("the", (), None, "file:3"), "file:3: there are no options"),
-        (MultipleChoiceExample("the", ("a", " "), None, "file:3"), "file:3: an option is empty"),
-        (MultipleChoiceExample("the", ("a", "cat"), 2, "file:3"), "file:3: the answer is 2, but the options are 0 to 1"),
+        (MultipleChoiceExample("the", (), None, "file:3"), "file:3: there are no choices"),
+        (MultipleChoiceExample("the", ("a", " "), None, "file:3"), "file:3: a choice is empty"),
+        (
+            MultipleChoiceExample("the", ("a", "cat"), 2, "file:3"),
+            "file:3: the answer is 2, but the choices are 0 to 1",
+        ),
         (MultipleChoiceExample("the", ("a", "cat"), -1, "file:3"), "file:3: the answer is -1"),
     ],
 )
@@ -142,12 +149,12 @@ def test_bad_choices_are_named(example: MultipleChoiceExample, said: str, words:
     ("task", "example", "said"),
     [
         ("text_classification", text("awful"), "file:3: label 'awful' was never seen in training"),
-        ("text_classification", text(3.0), "file:3: the label 3.0 is not one class; see the task regression"),
-        ("text_classification", text(("good", "bad")), "is not one class; see the task multi_label"),
+        ("text_classification", text(3.0), "file:3: the label 3.0 is not a single class; see the task regression"),
+        ("text_classification", text(("good", "bad")), "is not a single class; see the task multi_label"),
         ("text_classification", text("good", " "), "file:3: the text is empty"),
         ("multi_label", text(("good", "awful")), "file:3: label 'awful' was never seen in training"),
         ("multi_label", text(1.5), "file:3: the label 1.5 is a number"),
-        ("regression", text("good"), "file:3: the label 'good' is no number"),
+        ("regression", text("good"), "file:3: the label 'good' is not a number"),
         ("regression", text(1.0, ""), "file:3: the text is empty"),
     ],
 )
@@ -171,7 +178,9 @@ def test_more_texts_than_are_framed_at_once_keep_their_numbers(
     words: qkv.ModelBundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(text_inputs, "_CHUNK_SIZE", 3)
-    asked = get_task("text_classification").featurize([text(said="cat " * (1 + i)) for i in range(8)], words.source_tokenizer, LABELS, 16)
+    asked = get_task("text_classification").featurize(
+        [text(said="cat " * (1 + i)) for i in range(8)], words.source_tokenizer, LABELS, 16
+    )
     assert [(one.example_index, one.length) for one in asked] == [(i, i + 3) for i in range(8)]
 
 
@@ -188,7 +197,7 @@ def test_spans_are_marked_in_both_texts() -> None:
 
 
 def test_a_span_outside_its_text_is_named() -> None:
-    with pytest.raises(InputError, match="file:3: the span 4–9 lies outside its text"):
+    with pytest.raises(InputError, match="file:3: the span 4–9 is not inside its text"):
         text_inputs.get_texts(text(None, "the cat", spans=(Span(4, 9),)), mark_spans=True)
 
 
@@ -218,7 +227,9 @@ def test_a_positive_class_that_nobody_has_is_named() -> None:
 def test_copa_and_record_read_from_their_files_are_asked(words: qkv.ModelBundle, tmp_path: Path) -> None:
     copa = '{"premise": "the cat", "choice1": "a dog", "choice2": "the mat", "question": "cause", "label": 1, "idx": 0}'
     (tmp_path / "copa.jsonl").write_text(copa + "\n")
-    (one,) = get_task("multiple_choice").featurize(read("superglue:COPA", tmp_path / "copa.jsonl"), words.source_tokenizer, (), 16)
+    (one,) = get_task("multiple_choice").featurize(
+        read("superglue:COPA", tmp_path / "copa.jsonl"), words.source_tokenizer, (), 16
+    )
     assert (len(one.input_ids), one.labels) == (2, (1.0,))
     record = (
         '{"passage": {"text": "a cat sat on the mat", "entities": [{"start": 2, "end": 4}, {"start": 17, "end": 19}]}, '
@@ -235,6 +246,8 @@ def test_copa_and_record_read_from_their_files_are_asked(words: qkv.ModelBundle,
 
 def test_labels_with_commas_between_are_not_taken_for_one_label():
     joined = [TextExample("a", "mine.csv:2", label="x"), TextExample("b", "mine.csv:3", label="x,y")]
-    with pytest.raises(InputError, match=r"^mine.csv:3: 'x,y' would be one label; .* --reader-option label_separator=,$"):
+    with pytest.raises(
+        InputError, match=r"^mine.csv:3: 'x,y' would be a single label; .* --reader-option label_separator=,$"
+    ):
         get_task("multi_label").labels(joined)
     assert get_task("multi_label").labels([*joined, TextExample("c", "mine.csv:4", label=("z",))]) == ("x", "x,y", "z")

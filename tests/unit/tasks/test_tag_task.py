@@ -44,7 +44,15 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> qkv.ModelBundle:
 
 def test_a_words_first_piece_learns_its_tag(words: qkv.ModelBundle) -> None:
     (one,) = TokenClassification().featurize([UNHAPPY], words.source_tokenizer, LABELS, 16)
-    assert words.source_tokenizer.ids_to_display(one.input_ids[0]) == ["[CLS]", "the", "un", "##happy", "##ly", "cat", "[SEP]"]
+    assert words.source_tokenizer.ids_to_display(one.input_ids[0]) == [
+        "[CLS]",
+        "the",
+        "un",
+        "##happy",
+        "##ly",
+        "cat",
+        "[SEP]",
+    ]
     assert one.label_positions == (1, 2, 5)
     assert one.labels == (2.0, 0.0, 2.0)
 
@@ -69,7 +77,7 @@ def test_the_mean_of_a_words_pieces_is_judged(words: qkv.ModelBundle) -> None:
     assert batch.labels.tolist() == [2, 0, 2] * 2
     with torch.no_grad():
         found = head_logits(words.model, batch)
-        hidden = words.model.encode(batch.source, batch.segments).hidden
+        hidden = words.model.hidden_states(batch.source, batch.segments).hidden
         wanted = words.model.head(pool_subwords(hidden, batch.word_ids, "mean").values)
     torch.testing.assert_close(found, wanted)
 
@@ -79,11 +87,11 @@ def test_a_saved_tagger_predicts_as_it_was_trained(word: str, tmp_path: Path) ->
     task, example = TokenClassification(subword_pooling=word), replace(tagged(3), tags=None)
     bundle = model(task, LABELS)
     qkv.save(bundle, tmp_path / "run")
-    ((found,),) = qkv.predict(qkv.load(tmp_path / "run"), [example.text])
+    (found,) = qkv.predict(qkv.load(tmp_path / "run"), [example.text], qkv.GenerationConfig(n_best=2))
     ((_, logits),) = predict_logits(task, bundle, [example])[0]
-    assert tuple(part.label for part in found.spans) == predict(task, bundle, [example])[0]
-    scores = torch.log_softmax(logits, -1).amax(-1).tolist()
-    assert [part.score for part in found.spans] == pytest.approx(scores, abs=1e-5)
+    assert found.prediction == predict(task, bundle, [example])[0]
+    probs = torch.softmax(logits, -1).amax(-1).tolist()
+    assert [word["probability"] for word in found.fields["words"]] == pytest.approx(probs, abs=1e-5)
 
 
 @settings(max_examples=200, deadline=None)
@@ -127,7 +135,9 @@ def test_a_word_without_any_token_is_outside(words: qkv.ModelBundle) -> None:
     assert predict(task, words, [alone]) == [("O",)]
 
 
-def test_a_word_without_any_token_is_what_most_of_its_sentence_is_where_nothing_is_outside(words: qkv.ModelBundle) -> None:
+def test_a_word_without_any_token_is_what_most_of_its_sentence_is_where_nothing_is_outside(
+    words: qkv.ModelBundle,
+) -> None:
     odd = sentence("the", "\u200d", "cat", "sat", tags=("D", "N", "N", "V"))
     task = TokenClassification()
     (one,) = task.featurize([odd], words.source_tokenizer, ("D", "N", "V"), 16)
@@ -177,8 +187,18 @@ def test_the_deciding_figure_goes_by_the_tags() -> None:
     assert TokenClassification(metric="f1_macro").primary_metric(("NOUN", "VERB")) == "f1_macro"
     both = TokenClassification().metrics(LABELS, [("O",)], [("B-X",)])
     assert [type(metric) for metric in both] == [EntityF1, TokenAccuracy]
-    assert compute_metrics(TokenClassification(), [("B-X", "I-X")], [sentence("a", "b", tags=("B-X", "O"))], LABELS)["f1_micro"] == 0.0
-    assert compute_metrics(TokenClassification(), [("B-X", "I-X")], [sentence("a", "b", tags=("B-X", "O"))], LABELS)["accuracy"] == 0.5
+    assert (
+        compute_metrics(TokenClassification(), [("B-X", "I-X")], [sentence("a", "b", tags=("B-X", "O"))], LABELS)[
+            "f1_micro"
+        ]
+        == 0.0
+    )
+    assert (
+        compute_metrics(TokenClassification(), [("B-X", "I-X")], [sentence("a", "b", tags=("B-X", "O"))], LABELS)[
+            "accuracy"
+        ]
+        == 0.5
+    )
 
 
 @pytest.mark.parametrize(
@@ -199,7 +219,9 @@ def test_texts_without_any_span_are_nothing_to_tag() -> None:
         TokenClassification().labels([TextExample("a cat", "x", label="y")])
 
 
-@pytest.mark.parametrize("setting", [{"subword_pooling": "last"}, {"window_stride": 0}, {"scheme": "iob"}, {"on_too_long": "drop"}])
+@pytest.mark.parametrize(
+    "setting", [{"subword_pooling": "last"}, {"window_stride": 0}, {"scheme": "iob"}, {"on_too_long": "drop"}]
+)
 def test_settings_that_mean_nothing_are_refused(setting: dict[str, object]) -> None:
     with pytest.raises(InputError, match=rf"task\.{next(iter(setting))}"):
         TokenClassification(**setting)
@@ -209,5 +231,7 @@ def test_windows_and_one_reading_learn_the_same_words() -> None:
     long = tagged(1, 30)
     for longest in (512, 24):
         asked = TokenClassification().featurize([long], tokeniser(), TokenClassification().labels([long]), longest)
-        found = {word: label for one in asked for word, label in zip(one.metadata.logit_word_ids, one.labels, strict=True)}
+        found = {
+            word: label for one in asked for word, label in zip(one.metadata.logit_word_ids, one.labels, strict=True)
+        }
         assert [TokenClassification().labels([long])[int(found[word])] for word in range(30)] == list(long.tags)
