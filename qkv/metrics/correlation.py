@@ -1,4 +1,4 @@
-"""Numbers against numbers: Pearson's and Spearman's correlation, by SciPy."""
+"""Metrics of numbers: Pearson and Spearman correlation, computed by SciPy."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import numpy as np
 
 from qkv.errors import InputError
 from qkv.metrics.metric import Metric, Scores, Stats, check_aligned, require_package
+from qkv.metrics.registry import MetricEntry
 
 
 class _Correlation(Metric[float, float]):
-    """Belongs to a sample: a rank depends on all the others. Not a number where one side is constant."""
+    """A correlation coefficient of a sample. NaN if one side is constant."""
 
-    is_additive = False
+    data_kind = "numbers"
+    is_additive = False  # the rank of a number depends on all the others
     scipy_function: ClassVar[str]
 
     def statistics(self, hypotheses: Sequence[float], references: Sequence[float]) -> Stats:
@@ -30,20 +32,24 @@ class _Correlation(Metric[float, float]):
 
     def score(self, stats: Stats) -> Scores:
         scipy_stats = require_package("scipy.stats", self.name)
-        with warnings.catch_warnings():  # a constant side gives not-a-number, which says it
+        with warnings.catch_warnings():  # a constant side gives NaN, so no warning is needed
             warnings.simplefilter("ignore")
             return {self.name: float(getattr(scipy_stats, self.scipy_function)(stats[:, 0], stats[:, 1]).statistic)}
 
 
 class Pearson(_Correlation):
-    """How near to a straight line."""
+    """Pearson correlation: 1 if the hypotheses are an increasing linear function of the references."""
 
     name = "pearson"
     scipy_function = "pearsonr"
 
 
 class Spearman(_Correlation):
-    """How near to the same order; equal numbers share their ranks' mean."""
+    """Spearman rank correlation: 1 if hypotheses and references have the same order; ties share the mean rank."""
 
     name = "spearman"
     scipy_function = "spearmanr"
+
+
+PEARSON = MetricEntry("numbers", lambda *_: Pearson())
+SPEARMAN = MetricEntry("numbers", lambda *_: Spearman())

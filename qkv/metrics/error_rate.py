@@ -1,24 +1,25 @@
-"""Error rates: of token sequences, as grapheme-to-phoneme papers count, and of words and characters of texts.
+"""Error rates of token sequences, as in papers on grapheme-to-phoneme conversion, and of words and characters of texts.
 
-Several right answers are allowed in both.
+Both allow several references.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from qkv.errors import InputError
 from qkv.metrics.metric import Metric, Stats, check_texts, require_package
+from qkv.metrics.registry import MetricEntry
 
 
 def edit_distance(a: Sequence[Hashable], b: Sequence[Hashable]) -> int:
-    """The least number of insertions, deletions and substitutions from `a` to `b` (Levenshtein, 1966)."""
+    """Return the smallest number of insertions, deletions and substitutions from `a` to `b` (Levenshtein, 1966)."""
     first, last_a, last_b = 0, len(a), len(b)
-    # An equal head and tail cost nothing in some best alignment, and most predictions are nearly right.
+    # a common prefix and suffix cost nothing in some best alignment, and most predictions are nearly correct
     while first < last_a and first < last_b and a[first] == b[first]:
         first += 1
     while last_a > first and last_b > first and a[last_a - 1] == b[last_b - 1]:
@@ -37,14 +38,13 @@ def edit_distance(a: Sequence[Hashable], b: Sequence[Hashable]) -> int:
 def error_rates(
     predictions: Sequence[str | Sequence[str]], references: Sequence[Sequence[str]]
 ) -> dict[str, float | int]:
-    """Score each prediction against the closest of its references; rates are fractions, and "token_error_rate" may exceed 1.
+    """Score each prediction against the closest of its references. Strings are split at white space.
 
-    - "token_error_rate": token (phoneme) error rate: the sum of the edit distances to the closest references, divided by the sum of
-      the lengths of those references. Of several equally close references the first counts.
-    - "sequence_error_rate": the share of predictions that equal none of their references; G2P papers call it word error rate.
-    - "examples": how many were scored.
-
-    A string is split at white space.
+    - "token_error_rate": the sum of the edit distances to the closest references, divided by the sum of the lengths of
+      those references (phoneme error rate). Of equally close references the first counts. It may exceed 1.
+    - "sequence_error_rate": the fraction of predictions that equal none of their references; papers on
+      grapheme-to-phoneme conversion call it word error rate.
+    - "examples": the number of predictions.
     """
     if not predictions:
         raise InputError("nothing to score: no predictions; give at least one")
@@ -59,11 +59,15 @@ def error_rates(
         num_wrong += distance > 0
     if not length:
         raise InputError("nothing to score: every reference is empty; give references with tokens")
-    return {"token_error_rate": errors / length, "sequence_error_rate": num_wrong / len(predictions), "examples": len(predictions)}
+    return {
+        "token_error_rate": errors / length,
+        "sequence_error_rate": num_wrong / len(predictions),
+        "examples": len(predictions),
+    }
 
 
 def _closest_reference(prediction: Sequence[str], accepted: Sequence[str], number: int) -> tuple[int, int]:
-    """Distance to the closest reference, and that reference's length."""
+    """Return the distance to the closest reference, and the length of that reference."""
     if not accepted or isinstance(accepted, str):
         raise InputError(f"example {number}: no list of references; give it at least one")
     best: tuple[int, int] | None = None
@@ -81,17 +85,20 @@ def _split_words(text: str | Sequence[str]) -> Sequence[str]:
 
 @dataclass(frozen=True)
 class ErrorRate(Metric[str, Sequence[str]]):
-    """Word or character error rate, by jiwer: substitutions, deletions and insertions a unit of the reference.
+    """Word or character error rate, computed by jiwer: substitutions, deletions and insertions per reference unit.
 
-    Words are what stands between spaces. Of several references the closest counts, the first of equals. Where no
-    reference has a unit at all, the rate is the number of insertions, as jiwer has it.
+    Words are separated by spaces. Of several references the closest counts, of equally close ones the first. If all
+    references are empty, the rate is the number of insertions, as in jiwer.
     """
 
+    higher_is_better: ClassVar[bool] = False
     unit: Literal["word", "character"] = "word"
+    """Unit that is compared."""
     lowercase: bool = False
+    """Lowercase both sides."""
 
     @property
-    def name(self) -> str:  # type: ignore[override]
+    def name(self) -> str:  # type: ignore[override]  # a class variable elsewhere; here it depends on the unit
         return "wer" if self.unit == "word" else "cer"
 
     def statistics(self, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Stats:
@@ -102,7 +109,10 @@ class ErrorRate(Metric[str, Sequence[str]]):
         rows = []
         for hypothesis, accepted in zip(hypotheses, references, strict=True):
             alignments = [process([normalize(reference)], [normalize(hypothesis)]) for reference in accepted]
-            edits = [(alignment.substitutions, alignment.deletions, alignment.insertions, alignment.hits) for alignment in alignments]
+            edits = [
+                (alignment.substitutions, alignment.deletions, alignment.insertions, alignment.hits)
+                for alignment in alignments
+            ]
             rows.append(min(edits, key=lambda e: sum(e[:3])))
         return np.array(rows, dtype=np.float64)
 
@@ -117,3 +127,12 @@ class ErrorRate(Metric[str, Sequence[str]]):
 
     def signature(self, references: Sequence[Sequence[str]]) -> str:  # noqa: ARG002
         return "lower-cased" if self.lowercase else ""
+
+
+def _error_rate_entry(unit: Literal["word", "character"]) -> MetricEntry:
+    return MetricEntry(
+        "texts", lambda options, _: ErrorRate(unit, options.lowercase), ("lowercase",), higher_is_better=False
+    )
+
+
+WER, CER = _error_rate_entry("word"), _error_rate_entry("character")

@@ -1,7 +1,7 @@
-"""What GLUE and SuperGLUE report beside the usual: F1 of one class, and exact match over examples that belong together.
+"""Metrics of GLUE and SuperGLUE: F1 of one class, and exact match over groups of examples.
 
-Wang et al. 2018 and 2019: the F1 of MRPC and QQP is that of the positive class; MultiRC's are the F1 of the right
-answers over all questions, and the share of questions all of whose answers are judged rightly.
+Wang et al. 2018 and 2019. MRPC and QQP report the F1 of the positive class; MultiRC reports the F1 of correct answers
+over all questions, and the fraction of questions all of whose answers are classified correctly.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from qkv.metrics.metric import Metric, Scores, Stats, check_aligned, safe_divide
 
 
 class GroupedLabel(str):
-    """A label that knows the group of its example."""
+    """A label with the group of its example."""
 
     group: str
 
     @staticmethod
     def create(label: str, group: str) -> GroupedLabel:
+        """Make a label of an example in a group."""
         grouped_label = GroupedLabel(label)
         grouped_label.group = group
         return grouped_label
@@ -31,7 +32,7 @@ class GroupedLabel(str):
 
 @dataclass(frozen=True)
 class PositiveF1(F1):
-    """Precision, recall and F1 of the one class in `labels`."""
+    """Precision, recall and F1 of the only class in `labels`."""
 
     name: ClassVar[str] = "f1"
 
@@ -41,17 +42,18 @@ class PositiveF1(F1):
 
 
 class GroupExactMatch(Metric[str, GroupedLabel]):
-    """The share of groups in which every example is right.
+    """Fraction of groups in which every example is correct.
 
-    A group is counted where its first example stands: who draws examples anew, or swaps them, has all of it or nothing.
+    The statistics of a group are in the row of its first example, so that a resample has all of a group or nothing.
     """
 
     name = "exact_match"
+    data_kind = "labels"
 
     def statistics(self, hypotheses: Sequence[str], references: Sequence[GroupedLabel]) -> Stats:
         check_aligned(hypotheses, references)
         row_of_group: dict[str, int] = {}
-        stats = np.zeros((len(references), 2))  # [examples, 2] all right, one group
+        stats = np.zeros((len(references), 2))  # [examples, 2]: group correct, number of groups
         for number, (hypothesis, reference) in enumerate(zip(hypotheses, references, strict=True)):
             group_row = row_of_group.setdefault(reference.group, number)
             if group_row == number:
@@ -63,4 +65,4 @@ class GroupExactMatch(Metric[str, GroupedLabel]):
         return {"exact_match": safe_divide(stats[0], stats[1])}
 
     def per_example(self, stats: Stats) -> list[Scores]:  # noqa: ARG002
-        raise InputError(f"{self.name} belongs to groups, not to one example; leave it out here")
+        raise InputError(f"{self.name} is a score of groups and has no value per example; leave it out here")

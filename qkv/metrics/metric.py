@@ -1,8 +1,8 @@
-"""What a metric is: a name, statistics of each example, and a score of their sum.
+"""The interface of a metric: statistics of each example, and scores of their sum.
 
-A figure such as BLEU is no mean over examples, but it is a function of sums over them: n-gram counts, or true and false
-positives. So a metric says for each example what it adds to those sums, once; a thousand resamples then cost a matrix
-product (`qkv.metrics.significance`), and no metric needs to know how a confidence interval is made.
+A score such as BLEU is not a mean over examples, but a function of sums over them: n-gram counts, or true and false
+positives. A metric therefore computes once what each example adds to those sums. A bootstrap with a thousand resamples
+is then one matrix product (`qkv.metrics.significance`), and no metric has to know how a confidence interval is made.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from qkv.errors import InputError
 
@@ -21,49 +21,72 @@ Stats = NDArray[np.float64]  # [examples, k]
 Scores = dict[str, float]
 Hypothesis = TypeVar("Hypothesis")
 Reference = TypeVar("Reference")
+DataKind = Literal["texts", "labels", "label_sets", "numbers", "tags", "answers"]
+"""What hypotheses and references are.
+
+- texts: a text, and a sequence of reference texts
+- labels: one class on each side
+- label_sets: a set of classes on each side
+- numbers: one number on each side
+- tags: the sequence of a sentence's tags on each side
+- answers: an answer (None: no prediction), and a sequence of correct answers, empty for an unanswerable question
+"""
 
 
 class Metric(ABC, Generic[Hypothesis, Reference]):
-    """A measure of hypotheses against references; the first of its figures is the one that is usually reported."""
+    """A comparison of hypotheses with references. The first of its scores is the one that is usually reported."""
 
     name: ClassVar[str]
-    is_additive: ClassVar[bool] = True  # False: a function of the whole sample, such as a rank correlation
-    decimals: ClassVar[int] = 4  # behind the point: 4 for figures out of 1, 2 for those out of 100
+    """Name of the metric in tables and messages; registering a metric sets it."""
+
+    data_kind: ClassVar[DataKind] = "texts"
+    """Kind of hypotheses and references, for a metric that is registered by its class."""
+
+    higher_is_better: ClassVar[bool] = True
+    """Whether a larger score is a better one, which decides the best checkpoint of a run."""
+
+    is_additive: ClassVar[bool] = True
+    """Whether scores are a function of the sum of the statistics. False for rank correlations, for example."""
+
+    decimals: ClassVar[int] = 4
+    """Decimal places in tables: 4 for scores between 0 and 1, 2 for scores between 0 and 100."""
 
     @abstractmethod
     def statistics(self, hypotheses: Sequence[Hypothesis], references: Sequence[Reference]) -> Stats:
-        """What each example adds.  # [examples, k]"""
+        """Return what each example adds to the sums that `score` reads.  # [examples, k]"""
 
     @abstractmethod
     def score(self, stats: Stats) -> Scores:
-        """The figures of the statistics' sum [k]; where `is_additive` is False, of the statistics themselves."""
+        """Return the scores of summed statistics [k], or of all statistics [examples, k] if not `is_additive`."""
 
     def signature(self, references: Sequence[Reference]) -> str:  # noqa: ARG002
-        """What a reader must know to get the same figures again; nothing where the name says it all."""
+        """Return the settings that a reader needs to reproduce the scores; empty if the name is enough."""
         return ""
 
     def compute(self, stats: Stats) -> Scores:
-        """The figures of a whole sample, or of any part of it."""
+        """Return the scores of a whole sample, or of any subset of it."""
         return self.score(stats.sum(0) if self.is_additive else stats)
 
     def per_example(self, stats: Stats) -> list[Scores]:
-        """The figures of every example by itself."""
+        """Return the scores of each example."""
         if not self.is_additive:
-            raise InputError(f"{self.name} belongs to a sample, not to one example; leave it out here")
+            raise InputError(f"{self.name} is a score of a sample and has no value per example; leave it out here")
         return [self.score(row) for row in stats]
 
     def __call__(self, hypotheses: Sequence[Hypothesis], references: Sequence[Reference]) -> Scores:
+        """Return the scores of hypotheses against references."""
         return self.compute(self.statistics(hypotheses, references))
 
 
 class MeanMetric(Metric[Hypothesis, Reference]):
-    """A metric that every example has by itself and whose figure is the mean over examples."""
+    """A metric whose scores are means over examples."""
 
-    score_names: ClassVar[tuple[str, ...]]
+    score_names: ClassVar[tuple[str, ...]] = ()
+    """Names of the scores, one per column of `values`; (): one score with the name of the metric."""
 
     @abstractmethod
-    def values(self, hypotheses: Sequence[Hypothesis], references: Sequence[Reference]) -> Stats:
-        """Each example's own figures.  # [examples, figures]"""
+    def values(self, hypotheses: Sequence[Hypothesis], references: Sequence[Reference]) -> ArrayLike:
+        """Return the scores of each example.  # [examples, scores], or [examples] for one score"""
 
     def statistics(self, hypotheses: Sequence[Hypothesis], references: Sequence[Reference]) -> Stats:
         check_aligned(hypotheses, references)
@@ -71,11 +94,12 @@ class MeanMetric(Metric[Hypothesis, Reference]):
         return np.hstack([values, np.ones((len(hypotheses), 1))])
 
     def score(self, stats: Stats) -> Scores:
-        return {name: float(total / stats[-1]) for name, total in zip(self.score_names, stats[:-1], strict=True)}
+        names = self.score_names or (self.name,)
+        return {name: float(total / stats[-1]) for name, total in zip(names, stats[:-1], strict=True)}
 
 
 def check_aligned(hypotheses: Sequence[Any], references: Sequence[Any]) -> None:
-    """Refuses what cannot be scored line by line."""
+    """Check that there is one reference per hypothesis, and at least one of both."""
     if not len(hypotheses):
         raise InputError("nothing to score: no hypotheses; give at least one")
     if len(hypotheses) != len(references):
@@ -83,7 +107,7 @@ def check_aligned(hypotheses: Sequence[Any], references: Sequence[Any]) -> None:
 
 
 def check_texts(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> None:
-    """Refuses texts without references; an empty text is a text."""
+    """Check that every text has a list of references. Empty texts are allowed."""
     check_aligned(hypotheses, references)
     for number, accepted in enumerate(references, 1):
         if isinstance(accepted, str) or not accepted:
@@ -91,7 +115,7 @@ def check_texts(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) 
 
 
 def require_package(name: str, purpose: str) -> Any:
-    """An optional library, imported where it is first needed."""
+    """Import an optional library when it is first needed."""
     try:
         return importlib.import_module(name)
     except ImportError:
@@ -100,5 +124,5 @@ def require_package(name: str, purpose: str) -> Any:
 
 
 def safe_divide(numerator: float, denominator: float) -> float:
-    """Part of whole, and 0 of nothing, as scikit-learn and conlleval count."""
+    """Divide, with 0 for a denominator of 0, as scikit-learn and conlleval do."""
     return float(numerator / denominator) if denominator else 0.0

@@ -1,24 +1,26 @@
-"""Perplexity from sums of negative log-probabilities: exp of their mean over tokens, never a mean of perplexities."""
+"""Perplexity from sums of negative log-probabilities: exp of the mean over tokens, never a mean of perplexities."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from qkv.errors import InputError
 from qkv.metrics.metric import Metric, Scores, Stats, check_aligned
+from qkv.metrics.registry import MetricEntry
 
 
 class Perplexity(Metric[float, float]):
-    """Hypotheses: each text's sum of negative natural log-probabilities. References: how many units it is divided by.
+    """Perplexity. Hypotheses: the sum of negative natural log-probabilities of each text. References: its unit count.
 
-    The units may be tokens, or words or characters of the text itself, which makes models with different tokenisers
-    comparable.
+    Units are tokens, or words or characters of the text, which makes models with different tokenizers comparable.
     """
 
     name = "perplexity"
+    data_kind = "numbers"
+    higher_is_better = False
     decimals = 3
 
     def statistics(self, hypotheses: Sequence[float], references: Sequence[float]) -> Stats:
@@ -40,3 +42,19 @@ class Perplexity(Metric[float, float]):
             "nats_per_token": mean,
             "bits_per_token": mean / math.log(2),
         }
+
+
+PERPLEXITY = MetricEntry("numbers", lambda *_: Perplexity(), higher_is_better=False)
+
+
+def mean_losses(batches: Iterable[Sequence[tuple[float, int]]]) -> list[float]:
+    """Return the mean of each loss over the targets of all batches.
+
+    Args:
+        batches: for each batch the sum of each loss and its number of targets, in the same order.
+    """
+    sums: list[tuple[float, int]] = []
+    for losses in batches:
+        sums = sums or [(0.0, 0)] * len(losses)
+        sums = [(total + loss, count + targets) for (total, count), (loss, targets) in zip(sums, losses, strict=True)]
+    return [total / max(count, 1) for total, count in sums]

@@ -1,135 +1,144 @@
-"""Every metric by its name: which kind of file it scores, which choices it takes, and how it is made."""
+"""All metrics by name: the kind of data that a metric scores, the options that it accepts, and how it is made.
+
+A metric from outside the package is added by `qkv.register.metric`. This module imports no metric: the entry of a
+built-in metric is in the metric's own module and is imported when it is first used.
+"""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from qkv.checkpoints import ModelBundle
-from qkv.errors import InputError, did_you_mean
-from qkv.metrics.bertscore import BertScore
-from qkv.metrics.classification import (
-    F1,
-    Accuracy,
-    Average,
-    Label,
-    MatthewsCorrelation,
-    TokenAccuracy,
-    collect_label_set,
-)
-from qkv.metrics.correlation import Pearson, Spearman
-from qkv.metrics.entities import EntityF1, Scheme, collect_entity_types
-from qkv.metrics.error_rate import ErrorRate
-from qkv.metrics.meteor import Meteor
-from qkv.metrics.metric import Metric
-from qkv.metrics.perplexity import Perplexity
-from qkv.metrics.rouge import Rouge
-from qkv.metrics.sacrebleu import Bleu, Chrf, ChrfPlusPlus, Ter
-from qkv.metrics.score_files import DataKind
-from qkv.metrics.squad import Squad
+from qkv.errors import InputError
+from qkv.metrics.metric import DataKind, Metric
+from qkv.registry import Registry
+
+if TYPE_CHECKING:
+    from qkv.checkpoints import ModelBundle
+    from qkv.metrics.entities import EntityScheme
 
 AnyMetric = Metric[Any, Any]
-AllSides = tuple[Iterable[Any], ...]  # all sides of what will be scored: which labels there are is read off them
+AllSides = tuple[
+    Iterable[Any], ...
+]  # hypotheses and references of all systems: the set of labels is collected from them
 
 
 @dataclass(frozen=True)
 class MetricOptions:
-    """What a person may choose; each metric takes some of it."""
+    """Options of all metrics; `MetricEntry.options` names those that a metric accepts."""
 
     lowercase: bool = False
+    """Lowercase texts before scoring."""
+
     tokenize: str = "13a"
+    """Tokenizer of BLEU."""
+
     multi_reference: Literal["best", "mean"] = "best"
+    """How ROUGE combines several references: the best one, or the mean over them."""
+
     use_stemmer: bool = False
+    """Compare Porter stems instead of words (ROUGE)."""
+
     sentence_separator: str = "\n"
-    scheme: Scheme = "lenient"
+    """Separator of the sentences of a text (ROUGE-Lsum)."""
+
+    scheme: EntityScheme = "lenient"
+    """Rules by which tags form entities; see `qkv.metrics.entities`."""
+
     positive_label: str | None = None
+    """The only label whose F1 is computed; None: all labels."""
+
     ignore: tuple[str, ...] = ()
+    """Labels that do not count for F1."""
+
     model: ModelBundle | None = None
+    """Encoder of BERTScore."""
+
     model_name: str = ""
+    """Name of the encoder in the signature."""
+
     layer: int | None = None
+    """Layer of the encoder; None: the last one."""
+
     idf: bool = False
+    """Weight tokens by inverse document frequency (BERTScore)."""
+
     on_too_long: Literal["refuse", "truncate"] = "refuse"
+    """What happens to a text over the maximum length of the encoder."""
 
 
 @dataclass(frozen=True)
 class MetricEntry:
-    """A metric that can be asked for by name."""
+    """A metric in the registry."""
 
     data_kind: DataKind
+    """Kind of hypotheses and references."""
+
     make: Callable[[MetricOptions, AllSides], AnyMetric]
+    """Function that makes the metric for some options and for the data that it will score."""
+
     options: tuple[str, ...] = ()
+    """Fields of `MetricOptions`, or options of `qkv score`, that the metric accepts."""
+
+    scores: tuple[str, ...] = ()
+    """Scores that an evaluation reports under their own names; (): the first score, under the name of the metric."""
+
+    higher_is_better: bool = True
+    """Whether a larger score is a better one."""
 
 
-def _f1_maker(average: Average) -> Callable[[MetricOptions, AllSides], AnyMetric]:
-    def make(options: MetricOptions, sides: AllSides) -> AnyMetric:
-        labels = _select_labels(options, collect_label_set(*sides))
-        # One label alone has no average: all three are its own F1.
-        return F1(labels, "micro" if options.positive_label is not None else average)
+class _MetricRegistry(Registry[MetricEntry]):
+    """Metrics by name; a metric that is made without arguments can be registered by its class."""
 
-    return make
-
-
-def _select_labels(options: MetricOptions, labels: tuple[Label, ...]) -> tuple[Label, ...]:
-    named_labels = [*options.ignore, *([options.positive_label] if options.positive_label is not None else [])]
-    for label in named_labels:
-        if label not in labels:
-            raise InputError(f"label '{label}' occurs nowhere; {did_you_mean(str(label), map(str, labels))}")
-    if options.positive_label is not None:
-        return (options.positive_label,)
-    remaining = tuple(label for label in labels if label not in options.ignore)
-    if not remaining:
-        raise InputError("--ignore: names every label there is, so that none is left to score; leave out one")
-    return remaining
+    def register(self, name: str, entry: Any = None) -> Any:
+        """Add a metric class or an entry: `register("name", cls)`, or as a decorator `@register("name")`."""
+        if entry is None:
+            return lambda decorated: self.register(name, decorated)
+        if isinstance(entry, MetricEntry):
+            return super().register(name, entry)
+        if not (isinstance(entry, type) and issubclass(entry, Metric)):
+            raise InputError(f"metric '{name}': register a subclass of qkv.metrics.metric.Metric, or a MetricEntry")
+        if inspect.isabstract(entry):
+            missing = ", ".join(sorted(entry.__abstractmethods__))
+            raise InputError(f"metric '{name}': the class {entry.__name__} does not define {missing}")
+        metric_entry = MetricEntry(entry.data_kind, lambda *_: entry(), higher_is_better=entry.higher_is_better)
+        super().register(name, metric_entry)
+        entry.name = name
+        return entry
 
 
-def _make_entity_f1(options: MetricOptions, sides: AllSides) -> AnyMetric:
-    return EntityF1(collect_entity_types(*sides, scheme=options.scheme), options.scheme)
+METRICS: Registry[MetricEntry] = _MetricRegistry(
+    "metric",
+    {
+        "accuracy": "qkv.metrics.classification:ACCURACY",
+        "f1": "qkv.metrics.classification:MACRO_F1",
+        "matthews_correlation": "qkv.metrics.classification:MATTHEWS_CORRELATION",
+        "multilabel_f1": "qkv.metrics.classification:MULTILABEL_F1",
+        "multilabel_accuracy": "qkv.metrics.classification:MULTILABEL_ACCURACY",
+        "pearson": "qkv.metrics.correlation:PEARSON",
+        "spearman": "qkv.metrics.correlation:SPEARMAN",
+        "perplexity": "qkv.metrics.perplexity:PERPLEXITY",
+        "entity_f1": "qkv.metrics.entities:ENTITY_F1",
+        "token_f1": "qkv.metrics.classification:TOKEN_F1",
+        "token_accuracy": "qkv.metrics.classification:TOKEN_ACCURACY",
+        "sequence_accuracy": "qkv.metrics.classification:SEQUENCE_ACCURACY",
+        "squad": "qkv.metrics.squad:SQUAD",
+        "squad2": "qkv.metrics.squad:SQUAD2",
+        "wer": "qkv.metrics.error_rate:WER",
+        "cer": "qkv.metrics.error_rate:CER",
+        "bleu": "qkv.metrics.sacrebleu:BLEU",
+        "chrf": "qkv.metrics.sacrebleu:CHRF",
+        "chrf++": "qkv.metrics.sacrebleu:CHRF_PLUS_PLUS",
+        "ter": "qkv.metrics.sacrebleu:TER",
+        "rouge": "qkv.metrics.rouge:ROUGE",
+        "meteor": "qkv.metrics.meteor:METEOR",
+        "bertscore": "qkv.metrics.bertscore:BERTSCORE",
+    },
+)
 
 
-def _make_bertscore(options: MetricOptions, _: AllSides) -> AnyMetric:
-    if options.model is None:
-        raise InputError("bertscore needs an encoder; name one with --model")
-    return BertScore(options.model, options.layer, options.idf, options.on_too_long, options.model_name)
-
-
-def _make_rouge(options: MetricOptions, _: AllSides) -> AnyMetric:
-    return Rouge(options.multi_reference, options.use_stemmer, options.sentence_separator)
-
-
-def _error_rate_maker(unit: Literal["word", "character"]) -> Callable[[MetricOptions, AllSides], AnyMetric]:
-    return lambda options, _: ErrorRate(unit, options.lowercase)
-
-
-METRICS: dict[str, MetricEntry] = {
-    "accuracy": MetricEntry("labels", lambda *_: Accuracy()),
-    "f1": MetricEntry("labels", _f1_maker("macro"), ("positive_label", "ignore")),
-    "matthews_correlation": MetricEntry("labels", lambda _, sides: MatthewsCorrelation(collect_label_set(*sides))),
-    "multilabel_f1": MetricEntry("label_sets", _f1_maker("micro"), ("positive_label", "ignore", "label_separator")),
-    "multilabel_accuracy": MetricEntry("label_sets", lambda *_: Accuracy(), ("label_separator",)),
-    "pearson": MetricEntry("numbers", lambda *_: Pearson()),
-    "spearman": MetricEntry("numbers", lambda *_: Spearman()),
-    "perplexity": MetricEntry("numbers", lambda *_: Perplexity()),
-    "entity_f1": MetricEntry("tags", _make_entity_f1, ("scheme",)),
-    "token_f1": MetricEntry("tags", _f1_maker("macro"), ("positive_label", "ignore")),
-    "token_accuracy": MetricEntry("tags", lambda *_: TokenAccuracy()),
-    "sequence_accuracy": MetricEntry("tags", lambda *_: Accuracy()),
-    "squad": MetricEntry("answers", lambda *_: Squad()),
-    "squad2": MetricEntry("answers", lambda *_: Squad("2.0")),
-    "wer": MetricEntry("texts", _error_rate_maker("word"), ("lowercase",)),
-    "cer": MetricEntry("texts", _error_rate_maker("character"), ("lowercase",)),
-    "bleu": MetricEntry("texts", lambda options, _: Bleu(options.lowercase, options.tokenize), ("lowercase", "tokenize")),
-    "chrf": MetricEntry("texts", lambda options, _: Chrf(options.lowercase), ("lowercase",)),
-    "chrf++": MetricEntry("texts", lambda options, _: ChrfPlusPlus(options.lowercase), ("lowercase",)),
-    "ter": MetricEntry("texts", lambda *_: Ter()),
-    "rouge": MetricEntry("texts", _make_rouge, ("multi_reference", "use_stemmer", "sentence_separator")),
-    "meteor": MetricEntry("texts", lambda *_: Meteor()),
-    "bertscore": MetricEntry("texts", _make_bertscore, ("model", "layer", "idf", "on_too_long", "device")),
-}
-
-
-def get_metric(name: str) -> MetricEntry:
-    """What is known of a metric; a name that is not there is answered with the nearest."""
-    if name not in METRICS:
-        raise InputError(f"metric '{name}' is unknown; {did_you_mean(name, METRICS)}")
-    return METRICS[name]
+def metrics_of_kind(data_kind: DataKind) -> list[str]:
+    """Return the names of the metrics that score a kind of data."""
+    return [name for name in METRICS.names() if METRICS.get(name).data_kind == data_kind]

@@ -1,6 +1,6 @@
-"""Hypotheses and references out of files from anywhere: what `qkv score` reads, one function a kind of file.
+"""Readers of the files that `qkv score` scores, one per kind of data.
 
-Files are UTF-8, plain or packed (.gz, .zst); a file that cannot be scored is one line that names it and its place.
+Files are UTF-8, plain or compressed (.gz, .zst). An invalid file is refused with its name and line.
 """
 
 from __future__ import annotations
@@ -9,42 +9,55 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from qkv.data.formats import conll
 from qkv.data.formats.fields import id_field, objects_field
 from qkv.data.formats.io import ErrorPolicy, csv_records, file_suffix, read_json, read_lines
 from qkv.errors import InputError, did_you_mean
-from qkv.metrics.entities import Scheme, split_tag
-
-DataKind = Literal["texts", "labels", "label_sets", "numbers", "tags", "answers"]
+from qkv.metrics.entities import EntityScheme, split_tag
+from qkv.metrics.metric import DataKind
 
 
 @dataclass(frozen=True)
 class ScoringData:
-    """What is scored: one hypothesis an example, its reference, and what another system made of it."""
+    """Hypotheses and references of all examples."""
 
     hypotheses: Sequence[Any]
+    """Output of the system, one per example."""
     references: Sequence[Any]
+    """Reference of each example; for texts a tuple of references."""
     baseline: Sequence[Any] | None = None
+    """Output of another system, if there is one."""
     notes: tuple[str, ...] = ()
+    """Remarks for the user."""
 
 
 @dataclass(frozen=True)
 class ScoringFiles:
-    """Which files, and which of their columns: a name from the first line, or a number from 1; of CoNLL-U upos, …."""
+    """Files to score, and how they are read.
+
+    A column is a name from the header or a number from 1; for CoNLL-U a field such as upos.
+    """
 
     hypotheses: Path
+    """Output of the system."""
     references: tuple[Path, ...]
+    """Reference files; only texts may have several."""
     baseline: Path | None = None
+    """Output of another system."""
     hypothesis_column: str | None = None
+    """Column of the hypotheses; None: the whole line."""
     reference_column: str | None = None
-    label_separator: str = ","  # between the labels of one example
-    scheme: Scheme | None = None  # of tags that must be those of entities
+    """Column of the references; None: the whole line."""
+    label_separator: str = ","
+    """Separator of the labels of one example."""
+    scheme: EntityScheme | None = None
+    """Scheme that all tags must have; None: tags of any kind."""
 
 
 def read_scoring_files(kind: DataKind, files: ScoringFiles) -> ScoringData:
-    """All sides, as long as each other."""
+    """Read all files, and check that they are aligned."""
     if len(files.references) > 1 and kind != "texts":
         raise InputError(f"{len(files.references)} files of references: only texts may have several; give one --ref")
     if kind == "answers":
@@ -53,8 +66,15 @@ def read_scoring_files(kind: DataKind, files: ScoringFiles) -> ScoringData:
         return _read_tag_files(files)
     hypothesis_cells = _read_column(files.hypotheses, files.hypothesis_column, "--hyp-column")
     reference_cells = [_read_column(path, files.reference_column, "--ref-column") for path in files.references]
-    baseline_cells = None if files.baseline is None else _read_column(files.baseline, files.hypothesis_column, "--hyp-column")
-    parse = {"texts": _parse_text, "labels": _parse_label, "numbers": _parse_number, "label_sets": _label_set_parser(files.label_separator)}[kind]
+    baseline_cells = (
+        None if files.baseline is None else _read_column(files.baseline, files.hypothesis_column, "--hyp-column")
+    )
+    parse = {
+        "texts": _parse_text,
+        "labels": _parse_label,
+        "numbers": _parse_number,
+        "label_sets": _label_set_parser(files.label_separator),
+    }[kind]
     hypotheses, *references = [[parse(*cell) for cell in cells] for cells in (hypothesis_cells, *reference_cells)]
     baseline = None if baseline_cells is None else [parse(*cell) for cell in baseline_cells]
     for path, values in [*zip(files.references, references, strict=True), (files.baseline, baseline)]:
@@ -64,18 +84,18 @@ def read_scoring_files(kind: DataKind, files: ScoringFiles) -> ScoringData:
     return ScoringData(hypotheses, list(zip(*references, strict=True)) if kind == "texts" else references[0], baseline)
 
 
-Cell = tuple[str, str]  # what stands there, and where
+Cell = tuple[str, str]  # content and location
 
 
 def _read_column(path: Path, column: str | None, option: str) -> list[Cell]:
-    """One cell a line: the line itself, or a column of a table with tabs or (.csv) commas."""
-    # A blank line of a table counts here: to pass over it would shift one file against the other.
+    """Read one cell per line: the whole line, or a column of a table with tabs or (.csv) commas."""
+    # blank lines of a table count: skipping one would misalign the files
     tsv_rows = ((location, line.split("\t")) for location, line in read_lines(path, ErrorPolicy()))
     is_csv = file_suffix(path) == ".csv"
     records = csv_records(path, ErrorPolicy(), keep_blank=True) if is_csv else tsv_rows
     if column is None and is_csv:
-        message = "a table, whose lines are no texts or labels; name the column to score, or its number from 1"
-        raise InputError(f"{path}: {message}, by {option}")
+        message = "is a table; give the name of the column to score, or its number from 1"
+        raise InputError(f"{path}: {message}, with {option}")
     if column is None:
         cells = [(line, location) for location, line in read_lines(path, ErrorPolicy())]
     elif column.isdecimal():
@@ -84,42 +104,46 @@ def _read_column(path: Path, column: str | None, option: str) -> list[Cell]:
         column_index = _header_index(next(records, None), path, column, option)
         cells = [_cell_at(record, column_index, location, option) for location, record in records]
     if not cells:
-        raise InputError(f"{path}: empty, nothing to score in it; give a file with one example a line")
+        raise InputError(f"{path}: is empty; give a file with one example per line")
     return cells
 
 
 def _cell_at(record: list[str], column_index: int, location: str, option: str) -> Cell:
     if not 0 <= column_index < len(record):
-        raise InputError(f"{location}: no column {column_index + 1}, the line has {len(record)}; correct {option} or the line")
+        raise InputError(
+            f"{location}: no column {column_index + 1}, the line has {len(record)}; correct {option} or the line"
+        )
     return record[column_index], location
 
 
 def _header_index(header: tuple[str, list[str]] | None, path: Path, column: str, option: str) -> int:
     names = [] if header is None else [name.strip() for name in header[1]]
     if not names:
-        raise InputError(f"{path}: empty, nothing to score in it; give a file with one example a line")
+        raise InputError(f"{path}: is empty; give a file with one example per line")
     if column not in names:
-        raise InputError(f"{path}: no column '{column}' in its first line; {did_you_mean(column, names)} (see {option})")
+        raise InputError(
+            f"{path}: no column '{column}' in its first line; {did_you_mean(column, names)} (see {option})"
+        )
     return names.index(column)
 
 
 def _parse_text(cell: str, location: str) -> str:  # noqa: ARG001
-    """An empty line is an empty text."""
+    """Return the cell; an empty line is an empty text."""
     return cell
 
 
 def _parse_label(cell: str, location: str) -> str:
     label = cell.strip()
     if not label:
-        raise InputError(f"{location}: no label here; fill it in or remove the line from all files")
+        raise InputError(f"{location}: has no label; add it, or remove the line from all files")
     if "\t" in label:
         columns = label.count("\t") + 1
-        raise InputError(f"{location}: {columns} columns; say with --hyp-column or --ref-column which one to score")
+        raise InputError(f"{location}: has {columns} columns; select one with --hyp-column or --ref-column")
     return label
 
 
 def _label_set_parser(separator: str) -> Callable[[str, str], frozenset[str]]:
-    """An empty line says that no label applies."""
+    """Return a parser of sets of labels; an empty line is an empty set."""
     return lambda cell, _: frozenset(label for label in map(str.strip, cell.split(separator)) if label)
 
 
@@ -141,7 +165,7 @@ class _Sentence:
 
 
 def _read_tag_files(files: ScoringFiles) -> ScoringData:
-    """Tagged sentences; where both files hold the words, they must be the same words."""
+    """Read tagged sentences; if both files contain the words, the words must be equal."""
     hypotheses = _read_sentences(files.hypotheses, files.hypothesis_column, files.scheme)
     references = _read_sentences(files.references[0], files.reference_column, files.scheme)
     baseline = None
@@ -168,15 +192,19 @@ def _check_same_words(hypothesis: _Sentence, reference: _Sentence) -> None:
         return
     differences = [(a, b) for a, b in zip(hypothesis.words, reference.words, strict=True) if a != b]
     if differences:
-        raise InputError(f"{locations}: the word '{differences[0][0]}' stands where '{differences[0][1]}' does; align the files")
+        raise InputError(
+            f"{locations}: the words '{differences[0][0]}' and '{differences[0][1]}' differ; align the files"
+        )
 
 
-def _read_sentences(path: Path, column: str | None, scheme: Scheme | None) -> list[_Sentence]:
-    """CoNLL's columns; a file with one of them holds the tags alone."""
+def _read_sentences(path: Path, column: str | None, scheme: EntityScheme | None) -> list[_Sentence]:
+    """Read CoNLL columns; the only column of a file is its tags."""
     if file_suffix(path) == ".conllu":
         examples = conll.read_conllu(path, ErrorPolicy(), tag=column or "upos")
     else:
-        examples = conll.read(path, ErrorPolicy(), tag=column, scheme="none")  # broken sequences are scored, not refused
+        examples = conll.read(
+            path, ErrorPolicy(), tag=column, scheme="none"
+        )  # invalid sequences are scored, not refused
     sentences = []
     for example in examples:
         tags, words = (example.words, None) if example.tags is None else (example.tags, example.words)
@@ -185,27 +213,29 @@ def _read_sentences(path: Path, column: str | None, scheme: Scheme | None) -> li
                 split_tag(tag, scheme, f"{example.location}: word {number}")
         sentences.append(_Sentence(example.location, words, tags))
     if not sentences:
-        raise InputError(f"{path}: empty, no tagged words in it; give a file with a word and its tag a line")
+        raise InputError(f"{path}: is empty; give a file with a word and its tag per line")
     return sentences
 
 
 def _read_answer_files(files: ScoringFiles) -> ScoringData:
-    """Predictions {id: answer} and SQuAD's JSON; in the order of the latter."""
+    """Read predictions {id: answer} and a SQuAD file, in the order of the SQuAD file."""
     if files.hypothesis_column is not None or files.reference_column is not None:
         raise InputError("--hyp-column and --ref-column are for tables; SQuAD's files are JSON")
-    answers = list(_read_squad(files.references[0]))  # an id that stands there twice is two questions, as in the script
+    answers = list(_read_squad(files.references[0]))  # a repeated id is two questions, as in the official script
     if not answers:
-        raise InputError(f"{files.references[0]}: empty, no questions in it; give a SQuAD file")
+        raise InputError(f"{files.references[0]}: has no questions; give a SQuAD file")
     notes: list[str] = []
     predictions = [
         _read_predictions(path, answers, files.references[0], notes)
         for path in (files.hypotheses, *([files.baseline] if files.baseline else []))
     ]
-    return ScoringData(predictions[0], [texts for _, texts in answers], predictions[1] if len(predictions) > 1 else None, tuple(notes))
+    return ScoringData(
+        predictions[0], [texts for _, texts in answers], predictions[1] if len(predictions) > 1 else None, tuple(notes)
+    )
 
 
 def _read_squad(path: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Each question's id and answers; for scoring it does not matter where in the context they stand."""
+    """Yield the id and the answers of each question. Offsets of answers are not checked: scoring does not use them."""
     raw_json = read_json(path)
     if not isinstance(raw_json, dict) or "data" not in raw_json:
         raise InputError(f'{path}: not a SQuAD file; write {{"data": [{{"paragraphs": [{{"qas": […]}}]}}]}}')
@@ -227,12 +257,16 @@ def _read_predictions(
         raise InputError(f'{path}: not an object of predictions; write {{"question id": "answer", …}}')
     for question_id, text in predictions.items():
         if not isinstance(text, str):
-            raise InputError(f"{path}: {question_id}: the prediction is not a string; put it in quotes, or '' for no answer")
+            raise InputError(
+                f"{path}: {question_id}: the prediction is not a string; put it in quotes, or '' for no answer"
+            )
     missing = [question_id for question_id, _ in answers if question_id not in predictions]
     if len(missing) == len(answers):
-        raise InputError(f"{path}: no prediction for any question of {reference_path}; give the predictions for that file")
+        raise InputError(
+            f"{path}: has no prediction for any question of {reference_path}; give the predictions for that file"
+        )
     if missing:
         notes.append(
-            f"{path}: no prediction for {len(missing)} of {len(answers)} questions ({missing[0]} …): they count 0"
+            f"{path}: has no prediction for {len(missing)} of {len(answers)} questions ({missing[0]} …): they count 0"
         )
     return [predictions.get(question_id) for question_id, _ in answers]

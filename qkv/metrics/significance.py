@@ -1,7 +1,7 @@
-"""How sure a figure is: bootstrap intervals of one system, and two tests whether another is really better.
+"""Significance of scores: bootstrap intervals of one system, and two tests of the difference of two systems.
 
-All work on any `Metric`. What an example adds is counted once; a resample is a weighted sum of those counts, and many
-resamples are one matrix product. Only for figures of a whole sample (`is_additive` is False) examples are drawn one by one.
+They work with any `Metric`. The statistics of each example are computed once; a resample is a weighted sum of them, and
+many resamples are one matrix product. Only metrics that are not additive are computed on each resample anew.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from qkv.errors import InputError
 from qkv.metrics.metric import Metric, Scores, Stats
 
 DEFAULT_RESAMPLES = 1000
-_MAX_DRAWN_EXAMPLES = 2**22  # drawn examples that are held at once
+_MAX_DRAWN_EXAMPLES = 2**22  # drawn examples in memory at once
 
 
 @dataclass(frozen=True)
 class Interval:
-    """Between these two lies the given share of the resampled figures."""
+    """A confidence interval: the percentiles of the resampled scores."""
 
     low: float
     high: float
@@ -30,24 +30,31 @@ class Interval:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The first system's figure less the second's, and how easily chance alone would give as much."""
+    """The difference of two systems in one score; see `compare`."""
 
     difference: float
+    """Score of the system minus score of the baseline."""
     interval: Interval
+    """Confidence interval of the difference."""
     p_bootstrap: float
+    """p-value of the paired bootstrap."""
     p_randomization: float
+    """p-value of approximate randomization."""
 
 
 def bootstrap(
     metric: Metric[Any, Any], stats: Stats, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0, level: float = 0.95
 ) -> dict[str, Interval]:
-    """Each figure's percentile interval over resampled examples (Efron 1979).
+    """Return the percentile interval of each score over resampled examples (Efron 1979).
 
-    A resample in which a figure is not defined, a correlation with a constant say, is left out of that figure.
+    A resample in which a score is undefined, such as a correlation with a constant, is left out for that score.
     """
     _check_arguments(stats, resamples, level)
     resampled_scores = [scores for (scores,) in _resample_scores(metric, (stats,), resamples, seed)]
-    return {name: _percentile_interval(np.array([s.get(name, np.nan) for s in resampled_scores]), level) for name in metric.compute(stats)}
+    return {
+        name: _percentile_interval(np.array([s.get(name, np.nan) for s in resampled_scores]), level)
+        for name in metric.compute(stats)
+    }
 
 
 def compare(
@@ -59,11 +66,11 @@ def compare(
     seed: int = 0,
     level: float = 0.95,
 ) -> dict[str, Comparison]:
-    """Two systems on the same examples, each figure of the first against the second.
+    """Compare each score of a system with that of a baseline on the same examples.
 
-    - `p_bootstrap` (paired bootstrap, Koehn 2004): the share of resamples in which the system that is ahead is not.
-    - `p_randomization` (approximate randomisation, Noreen 1989; Riezler & Maxwell 2005): the share of random swaps of
-      the two systems' outputs that give at least as large a difference, either way.
+    - `p_bootstrap` (paired bootstrap, Koehn 2004): fraction of resamples in which the better system is not better.
+    - `p_randomization` (approximate randomization, Noreen 1989; Riezler & Maxwell 2005): fraction of random swaps of
+      the two systems' outputs whose absolute difference is at least as large.
 
     Both count the sample itself as one more draw, so that neither is ever 0.
     """
@@ -78,12 +85,17 @@ def compare(
     comparisons = {}
     for name in scores:
         difference = scores[name] - baseline_scores.get(name, np.nan)
-        resampled_differences, swapped_differences = _score_differences(resampled_scores, name), _score_differences(swapped_scores, name)
-        # Written so that what is not a number speaks against a difference.
+        resampled_differences, swapped_differences = (
+            _score_differences(resampled_scores, name),
+            _score_differences(swapped_scores, name),
+        )
+        # written so that NaN counts against a difference
         not_ahead = ~(resampled_differences * np.sign(difference) > 0)
-        # Equal up to rounding is equal: a swap of nothing must not count as smaller for its last bit.
+        # equal up to rounding: a swap without effect must not count as smaller because of its last bit
         as_large = ~(np.abs(swapped_differences) < abs(difference) * (1 - 1e-9) - 1e-12)
-        comparisons[name] = Comparison(difference, _percentile_interval(resampled_differences, level), _p_value(not_ahead), _p_value(as_large))
+        comparisons[name] = Comparison(
+            difference, _percentile_interval(resampled_differences, level), _p_value(not_ahead), _p_value(as_large)
+        )
     return comparisons
 
 
@@ -99,14 +111,18 @@ def _check_arguments(stats: Stats, resamples: int, level: float) -> None:
 def _resample_scores(
     metric: Metric[Any, Any], systems: tuple[Stats, ...], resamples: int, seed: int
 ) -> Iterator[tuple[Scores, ...]]:
-    """Figures of every system on the same examples, drawn with replacement."""
+    """Yield the scores of all systems on the same examples, drawn with replacement."""
     num_examples = len(systems[0])
-    for drawn_indices in _draw_in_chunks(resamples, num_examples, seed, lambda draw, shape: draw.integers(num_examples, size=shape)):
+    for drawn_indices in _draw_in_chunks(
+        resamples, num_examples, seed, lambda draw, shape: draw.integers(num_examples, size=shape)
+    ):
         if not metric.is_additive:
             yield from (tuple(metric.score(stats[indices]) for stats in systems) for indices in drawn_indices)
             continue
         flat_indices = drawn_indices + num_examples * np.arange(len(drawn_indices))[:, None]
-        counts = np.bincount(flat_indices.ravel(), minlength=drawn_indices.size).reshape(drawn_indices.shape)  # [resamples, examples]
+        counts = np.bincount(flat_indices.ravel(), minlength=drawn_indices.size).reshape(
+            drawn_indices.shape
+        )  # [resamples, examples]
         sums = [counts @ stats for stats in systems]  # [resamples, k] each
         yield from (tuple(map(metric.score, summed_stats)) for summed_stats in zip(*sums, strict=True))
 
@@ -114,11 +130,14 @@ def _resample_scores(
 def _swap_scores(
     metric: Metric[Any, Any], stats: Stats, baseline_stats: Stats, resamples: int, seed: int
 ) -> Iterator[tuple[Scores, Scores]]:
-    """Figures of two systems that exchange each example's outputs with probability one half."""
+    """Yield the scores of two systems whose outputs are swapped for each example with probability one half."""
     for swaps in _draw_in_chunks(resamples, len(stats), seed, lambda draw, shape: draw.integers(2, size=shape)):
         if not metric.is_additive:
             for swap in swaps[:, :, None].astype(bool):  # [examples, 1]
-                yield metric.score(np.where(swap, baseline_stats, stats)), metric.score(np.where(swap, stats, baseline_stats))
+                yield (
+                    metric.score(np.where(swap, baseline_stats, stats)),
+                    metric.score(np.where(swap, stats, baseline_stats)),
+                )
             continue
         changes = swaps @ (baseline_stats - stats)  # [resamples, k]
         for change in changes:
@@ -126,9 +145,12 @@ def _swap_scores(
 
 
 def _draw_in_chunks(
-    resamples: int, num_examples: int, seed: int, draw: Callable[[np.random.Generator, tuple[int, int]], NDArray[np.int64]]
+    resamples: int,
+    num_examples: int,
+    seed: int,
+    draw: Callable[[np.random.Generator, tuple[int, int]], NDArray[np.int64]],
 ) -> Iterator[NDArray[np.int64]]:
-    """All draws in portions that fit into memory; the numbers do not depend on the portions.  # [n, examples]"""
+    """Yield all draws in chunks that fit into memory. The numbers do not depend on the chunk size.  # [n, examples]"""
     generator = np.random.default_rng(seed)
     chunk_size = max(1, _MAX_DRAWN_EXAMPLES // num_examples)
     for start in range(0, resamples, chunk_size):
@@ -136,14 +158,19 @@ def _draw_in_chunks(
 
 
 def _score_differences(scores: Sequence[tuple[Scores, ...]], name: str) -> NDArray[np.float64]:
-    return np.array([system_scores.get(name, np.nan) - baseline_scores.get(name, np.nan) for system_scores, baseline_scores in scores])
+    return np.array(
+        [
+            system_scores.get(name, np.nan) - baseline_scores.get(name, np.nan)
+            for system_scores, baseline_scores in scores
+        ]
+    )
 
 
 def _percentile_interval(values: NDArray[np.float64], level: float) -> Interval:
     defined_values = values[~np.isnan(values)]
     if not len(defined_values):
         return Interval(np.nan, np.nan)
-    # of the nearest draws, for a mean of two would make not-a-number of two infinite perplexities
+    # nearest: interpolating between two infinite perplexities would give NaN
     low, high = np.quantile(defined_values, [(1 - level) / 2, (1 + level) / 2], method="nearest")
     return Interval(float(low), float(high))
 

@@ -1,8 +1,8 @@
-"""Answers to questions about a text: exact match and F1 by the rules of SQuAD 1.1 and 2.0.
+"""Exact match and F1 of answers to questions about a text, by the rules of SQuAD 1.1 and 2.0.
 
-Rajpurkar et al. 2016 and 2018. Both sides are lower-cased, lose punctuation and the articles a, an, the, and are split
-at white space; the best of a question's answers counts; figures are out of 100. In 2.0 an empty answer says that the
-text holds none, which is right where the question has no answers and wrong everywhere else.
+Rajpurkar et al. 2016 and 2018. Both sides are lowercased, lose punctuation and the articles a, an, the, and are split
+at white space; the best of a question's answers counts; scores are between 0 and 100. In 2.0 an empty prediction means
+that the text has no answer, which is correct for unanswerable questions only.
 """
 
 from __future__ import annotations
@@ -18,23 +18,24 @@ import numpy as np
 
 from qkv.errors import InputError
 from qkv.metrics.metric import Metric, Scores, Stats, check_aligned, safe_divide
+from qkv.metrics.registry import MetricEntry
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def normalize_answer(text: str) -> str:
-    """What is left of an answer when it is compared. ASCII punctuation only goes, without a space in its place."""
+    """Return an answer as it is compared. Only ASCII punctuation is removed, and no space replaces it."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
 def exact_match(prediction: str, answer: str) -> float:
-    """1 if the two are one after normalisation."""
+    """Return 1 if two answers are equal after normalization, else 0."""
     return float(normalize_answer(prediction) == normalize_answer(answer))
 
 
 def answer_f1(prediction: str, answer: str, *, allow_no_answer: bool = True) -> float:
-    """F1 of the words as bags. Where one side has no words left, 2.0 compares the two, and 1.1 gives 0."""
+    """Return the F1 of the words as bags. If one side has no words, 2.0 compares the two sides, and 1.1 gives 0."""
     predicted_tokens, gold_tokens = normalize_answer(prediction).split(), normalize_answer(answer).split()
     if not predicted_tokens or not gold_tokens:
         return float(predicted_tokens == gold_tokens) if allow_no_answer else 0.0
@@ -44,7 +45,7 @@ def answer_f1(prediction: str, answer: str, *, allow_no_answer: bool = True) -> 
 
 @dataclass(frozen=True)
 class Squad(Metric[str | None, Sequence[str]]):
-    """Exact match and F1 of a prediction a question against its list of answers; a missing prediction counts 0."""
+    """Exact match and F1 of one prediction per question against its list of answers. A missing prediction counts 0."""
 
     name: ClassVar[str] = "squad"
     decimals: ClassVar[int] = 2
@@ -58,19 +59,22 @@ class Squad(Metric[str | None, Sequence[str]]):
         check_aligned(hypotheses, references)
         if not self.allow_no_answer and not all(references):
             number = next(number for number, answers in enumerate(references, 1) if not answers)
-            raise InputError(f"question {number} has no answer, which SQuAD 1.1 does not know; score it by squad2")
-        return np.array([self._example_stats(h, r) for h, r in zip(hypotheses, references, strict=True)], dtype=np.float64)
+            raise InputError(f"question {number} has no answer, which SQuAD 1.1 does not allow; use the metric squad2")
+        pairs = zip(hypotheses, references, strict=True)
+        return np.array([self._example_stats(prediction, answers) for prediction, answers in pairs], dtype=np.float64)
 
     def _example_stats(self, prediction: str | None, answers: Sequence[str]) -> list[float]:
-        """Exact, F1, 1; then the same three where there is an answer, and where there is none."""
-        gold_answers = [a for a in answers if normalize_answer(a)] if self.allow_no_answer else list(answers)
+        """Return exact match, F1 and count, for all questions, for answerable and for unanswerable ones.  # [9]"""
+        gold_answers = (
+            [answer for answer in answers if normalize_answer(answer)] if self.allow_no_answer else list(answers)
+        )
         row = [0.0, 0.0, 1.0]
         if prediction is not None:
             candidates = gold_answers or [""]
-            row[0] = max(exact_match(prediction, a) for a in candidates)
-            row[1] = max(answer_f1(prediction, a, allow_no_answer=self.allow_no_answer) for a in candidates)
+            row[0] = max(exact_match(prediction, answer) for answer in candidates)
+            row[1] = max(answer_f1(prediction, answer, allow_no_answer=self.allow_no_answer) for answer in candidates)
         zeros = [0.0, 0.0, 0.0]
-        # The script goes by the answers as given: one that is all articles makes the question answerable.
+        # as in the official script, an answer of articles only makes the question answerable
         return [*row, *(row if answers else zeros), *(zeros if answers else row)]
 
     def score(self, stats: Stats) -> Scores:
@@ -78,20 +82,27 @@ class Squad(Metric[str | None, Sequence[str]]):
         scores: Scores = {}
         for suffix, (exact_sum, f1_sum, count) in zip(suffixes, stats.reshape(3, 3)[: len(suffixes)], strict=True):
             if count or not suffix:
-                scores |= {f"f1{suffix}": 100 * safe_divide(f1_sum, count), f"exact_match{suffix}": 100 * safe_divide(exact_sum, count)}
+                scores[f"f1{suffix}"] = 100 * safe_divide(f1_sum, count)
+                scores[f"exact_match{suffix}"] = 100 * safe_divide(exact_sum, count)
         return scores
 
     def signature(self, references: Sequence[Sequence[str]]) -> str:  # noqa: ARG002
         return f"SQuAD {self.version}"
 
 
+SQUAD = MetricEntry("answers", lambda *_: Squad())
+SQUAD2 = MetricEntry("answers", lambda *_: Squad("2.0"))
+
+
 def best_threshold(
     scores: Mapping[str, float], answerable: Mapping[str, bool], null_scores: Mapping[str, float]
 ) -> tuple[float, float]:
-    """SQuAD 2.0's best score over all thresholds of the no-answer score, out of 100, and that threshold.
+    """Return the best SQuAD 2.0 score over all thresholds of the no-answer score, and that threshold.
 
-    `scores`: each question's exact match or F1 if its answer is given; `null_scores`: how sure the model is that there is
-    none. A question whose no-answer score is above the threshold is answered by nothing.
+    Args:
+        scores: exact match or F1 of the answer that the model would give to each question.
+        answerable: whether each question has an answer.
+        null_scores: the model's score of "no answer". A question whose score is above the threshold is left unanswered.
     """
     order = sorted(null_scores, key=lambda question: null_scores[question])
     total = float(sum(not answerable[question] for question in scores))
@@ -99,7 +110,7 @@ def best_threshold(
     for question in order:
         if question not in scores:
             continue
-        # an answered question gains its score; one without answers loses its point if the model has an answer
+        # answering gains the score of an answerable question, and loses the point of an unanswerable one
         total += scores[question] if answerable[question] else scores[question] - 1
         if total > best:
             best, threshold = total, null_scores[question]

@@ -1,24 +1,24 @@
-"""A report as one page that a browser opens from a file: style, pictures and script are inside it, nothing is fetched.
+"""A report as one self-contained HTML page: style, charts and script are inline, and nothing is downloaded.
 
-Whatever comes from data (labels, texts, file names, recipes) goes through `html.escape`.
+All data (labels, texts, file names, recipes) is escaped with `html.escape`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
 from qkv.metrics.metric import Scores
 from qkv.reports.error_analysis import ErrorCase, Highlight
+from qkv.reports.numbers import format_interval, format_number
 from qkv.reports.report import MetricEstimate, Report, headline_metrics
 from qkv.reports.svg import confusion_svg, curve_svg, interval_svg
 
-_MAX_MATRIX_LABELS = 26  # labels of the table of confusions
+_MAX_MATRIX_LABELS = 26  # labels of the shown confusion matrix
 _MAX_CONFUSIONS = 15
-_MAX_UNSCROLLED_ROWS = 24  # of the table of classes, above which it scrolls by itself
-_MAX_OPEN_CASES = 15  # examples that are seen at once
+_MAX_UNSCROLLED_ROWS = 24  # a longer table of classes has its own scroll bar
+_MAX_OPEN_CASES = 15  # examples that are not folded
 
 _STYLE = """
 :root { color-scheme: light dark; --paper: #fff; --card: #f6f7f9; --ink: #1c2330; --grey: #626b7a; --line: #dde1e7;
@@ -71,32 +71,35 @@ summary { cursor: pointer; font-weight: 600; }
 _SCRIPT = """
 for (const button of document.querySelectorAll("th button")) button.onclick = () => {
   const head = button.parentNode, row = head.parentNode, body = head.closest("table").tBodies[0];
-  const place = [...row.children].indexOf(head), words = !head.classList.contains("number");
-  const down = head.ariaSort ? head.ariaSort === "ascending" : !words;
+  const column = [...row.children].indexOf(head), isText = !head.classList.contains("number");
+  const down = head.ariaSort ? head.ariaSort === "ascending" : !isText;
   for (const other of row.children) other.removeAttribute("aria-sort");
   head.setAttribute("aria-sort", down ? "descending" : "ascending");
-  const key = line => line.children[place].dataset.key ?? line.children[place].textContent;
-  const order = (a, b) => words ? key(a).localeCompare(key(b)) : key(a) - key(b);
+  const key = line => line.children[column].dataset.key ?? line.children[column].textContent;
+  const order = (a, b) => isText ? key(a).localeCompare(key(b)) : key(a) - key(b);
   body.append(...[...body.rows].sort((a, b) => down ? order(b, a) : order(a, b)));
 };
 """
 
 
 def render_html(report: Report) -> str:
-    """The whole page."""
+    """Return the HTML page of a report."""
     title = f"{report.task}: {report.run or 'report'}"
-    sections = [_render_header(report), _render_metrics(report), _render_curves(report), _render_confusion(report), _render_classes(report), _render_worst_examples(report)]
+    sections = [
+        _render_header(report),
+        _render_metrics(report),
+        _render_curves(report),
+        _render_confusion(report),
+        _render_classes(report),
+        _render_worst_examples(report),
+    ]
     body = "\n".join(section for section in [*sections, _render_recipe(report)] if section)
     viewport = '<meta name="viewport" content="width=device-width, initial-scale=1">'
     return (
-        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n{viewport}\n<title>{escape(title)}</title>\n'
+        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n{viewport}\n'
+        f"<title>{escape(title)}</title>\n"
         f"<style>{_STYLE}</style>\n</head>\n<body>\n{body}\n<script>{_SCRIPT}</script>\n</body>\n</html>\n"
     )
-
-
-def format_number(value: float | None, decimals: int = 4) -> str:
-    """A figure as it is written in tables."""
-    return "undefined" if value is None or math.isnan(value) else f"{value:,.{decimals}f}"
 
 
 def _render_header(report: Report) -> str:
@@ -118,7 +121,7 @@ def _render_header(report: Report) -> str:
 
 
 def _format_interval(estimate: MetricEstimate) -> str:
-    return f"{format_number(estimate.ci_low, estimate.decimals)} … {format_number(estimate.ci_high, estimate.decimals)}"
+    return format_interval(estimate.ci_low, estimate.ci_high, estimate.decimals)
 
 
 def _render_metrics(report: Report) -> str:
@@ -128,9 +131,13 @@ def _render_metrics(report: Report) -> str:
     remaining_names = [name for name in report.metrics if name not in headline_names]
     sections = [f"<h2>Metrics</h2>\n{_metric_table(report, headline_names)}"]
     if remaining_names:
-        sections.append(f"<details><summary>{len(remaining_names)} more</summary>{_metric_table(report, remaining_names)}</details>")
+        sections.append(
+            f"<details><summary>{len(remaining_names)} more</summary>{_metric_table(report, remaining_names)}</details>"
+        )
     if report.resamples:
-        sections.append(f'<p class="caption">Intervals hold 95 % of {report.resamples:,} resamples of the examples.</p>')
+        sections.append(
+            f'<p class="caption">95 % intervals of {report.resamples:,} bootstrap resamples of the examples.</p>'
+        )
     return "\n".join(sections)
 
 
@@ -140,7 +147,9 @@ def _metric_table(report: Report, names: Sequence[str]) -> str:
         estimate = report.metrics[name]
         cells = f'<td>{escape(name)}</td><td class="number">{format_number(estimate.value, estimate.decimals)}</td>'
         if report.resamples:
-            cells += f'<td class="number">{_format_interval(estimate)}</td><td class="scale">{interval_svg(estimate)}</td>'
+            cells += (
+                f'<td class="number">{_format_interval(estimate)}</td><td class="scale">{interval_svg(estimate)}</td>'
+            )
         rows.append(f"<tr>{cells}</tr>")
     head = '<th>metric</th><th class="number">value</th>'
     head += '<th class="number">95 % interval</th><th class="scale"></th>' if report.resamples else ""
@@ -152,11 +161,14 @@ def _render_confusion(report: Report) -> str:
         return ""
     is_small = len(report.confusion_matrix.labels) <= 12
     matrix = report.confusion_matrix if is_small else report.confusion_matrix.most_confused(_MAX_MATRIX_LABELS)
-    caption = "True labels down, predicted ones across; colour is the share of the true label."
+    caption = "Rows: gold labels; columns: predicted labels. The color is the fraction of the gold label."
     if not matrix.labels:
-        return f'<h2>Confusions</h2>\n<p class="caption">None: all {len(report.confusion_matrix.labels)} classes are right.</p>'
+        caption = f"None: all {len(report.confusion_matrix.labels)} classes are predicted correctly."
+        return f'<h2>Confusions</h2>\n<p class="caption">{caption}</p>'
     if len(matrix.labels) < len(report.confusion_matrix.labels):
-        caption += f" {len(matrix.labels)} of the {len(report.confusion_matrix.labels)} classes: those with most mistakes."
+        caption += (
+            f" {len(matrix.labels)} of the {len(report.confusion_matrix.labels)} classes, those with most mistakes."
+        )
     mistakes = report.confusion_matrix.mistakes()
     rows = []
     for gold, predicted, count in mistakes[:_MAX_CONFUSIONS]:
@@ -165,10 +177,11 @@ def _render_confusion(report: Report) -> str:
     head = '<tr><th>gold</th><th>predicted</th><th class="number">times</th></tr>'
     mistake_table = f'<div class="wide"><table><thead>{head}</thead><tbody>{"".join(rows)}</tbody></table></div>'
     if len(mistakes) > _MAX_CONFUSIONS:
-        mistake_table += f'<p class="caption">The {_MAX_CONFUSIONS} most frequent of {len(mistakes):,} kinds of mistake.</p>'
-    if is_small and len(report.confusion_matrix.labels) == 2:  # the table of two says it all
+        mistake_table += f'<p class="caption">The {_MAX_CONFUSIONS} most frequent of {len(mistakes):,} confusions.</p>'
+    if is_small and len(report.confusion_matrix.labels) == 2:  # the matrix of two classes shows all confusions
         mistake_table = ""
-    return f'<h2>Confusions</h2>\n<p class="caption">{caption}</p>\n<div class="wide">{confusion_svg(matrix)}</div>\n{mistake_table}'
+    matrix_svg = f'<div class="wide">{confusion_svg(matrix)}</div>'
+    return f'<h2>Confusions</h2>\n<p class="caption">{caption}</p>\n{matrix_svg}\n{mistake_table}'
 
 
 def _render_classes(report: Report) -> str:
@@ -176,10 +189,12 @@ def _render_classes(report: Report) -> str:
         return ""
     names = ("class", "precision", "recall", "F1", "support")
     attributes = ["", *[' class="number"'] * 4]
-    head = "".join(f"<th{attribute}><button>{name}</button></th>" for attribute, name in zip(attributes, names, strict=True))
+    head = "".join(
+        f"<th{attribute}><button>{name}</button></th>" for attribute, name in zip(attributes, names, strict=True)
+    )
     rows = [_class_row(label, values) for label, values in report.worst_classes()]
     table = f'<table><thead><tr>{head}<th class="bars"></th></tr></thead><tbody>{"".join(rows)}</tbody></table>'
-    caption = "Lowest F1 first; a column's name sorts by it. Support: how many examples are of the class."
+    caption = "Lowest F1 first; click a column name to sort. Support: number of examples of the class."
     tall = " tall" if len(rows) > _MAX_UNSCROLLED_ROWS else ""
     return f'<h2>Classes</h2>\n<p class="caption">{caption}</p>\n<div class="wide{tall}">{table}</div>'
 
@@ -198,10 +213,12 @@ def _render_worst_examples(report: Report) -> str:
     if not report.num_examples:
         return ""
     if not report.worst_examples:
-        return '<h2>Worst examples</h2>\n<p class="caption">None: all are right.</p>'
+        return '<h2>Worst examples</h2>\n<p class="caption">None: all predictions are correct.</p>'
     is_subset = len(report.worst_examples) < report.num_wrong
-    caption = f"{report.num_wrong:,} of {report.num_examples:,} examples are not wholly right"
-    caption += f"; {len(report.worst_examples)} of them, the surest first." if is_subset else ", the surest first."
+    caption = f"{report.num_wrong:,} of {report.num_examples:,} examples are not entirely correct"
+    caption += (
+        f"; {len(report.worst_examples)} of them, most confident first." if is_subset else ", most confident first."
+    )
     if any(highlight.kind for error_case in report.worst_examples for line in error_case.lines for highlight in line):
         legend = [("correct", "correct"), ("wrong", "predicted wrongly"), ("missed", "missed")]
         caption += " Underlined: " + ", ".join(f'<mark class="{kind}">{name}</mark>' for kind, name in legend) + "."
@@ -218,7 +235,11 @@ def _render_case(error_case: ErrorCase) -> str:
     if error_case.predicted or error_case.gold:
         verdict = f'<span>predicted <b class="is-wrong">{escape(error_case.predicted)}</b></span>'
         verdict += f'<span>gold <b class="is-gold">{escape(error_case.gold)}</b></span>'
-    confidence = f'<span class="confidence">{error_case.confidence:.1%} sure</span>' if error_case.confidence is not None else ""
+    confidence = (
+        f'<span class="confidence">{error_case.confidence:.1%} confident</span>'
+        if error_case.confidence is not None
+        else ""
+    )
     lines = "".join(f"<p>{''.join(map(_render_highlight, line))}</p>" for line in error_case.lines)
     location = f'<p class="caption">{escape(error_case.location)}</p>' if error_case.location else ""
     image = f'<img src="{escape(error_case.image)}" alt="{escape(error_case.location)}">' if error_case.image else ""
@@ -239,7 +260,7 @@ def _render_curves(report: Report) -> str:
     for name, curve in report.learning_curves.items():
         split_text = "in training" if name == "loss" else "on held-out examples"
         best = None if name == "loss" else max(curve, key=lambda point: point[1])[0]
-        ring_text = "" if best is None else "; the ring is the best"
+        ring_text = "" if best is None else "; the ring marks the best checkpoint"
         caption = f'<figcaption>{escape(name)} <span class="grey">{split_text}{ring_text}</span></figcaption>'
         charts.append(f"<figure>{caption}{curve_svg(curve, name, best)}</figure>")
     return f'<h2>Learning curves</h2>\n<div class="charts">{"".join(charts)}</div>'

@@ -1,7 +1,6 @@
-"""All that is known about a model on a task's examples: figures with intervals, classes, confusions, worst examples.
+"""The evaluation of a model on the examples of a task: scores with intervals, classes, confusions, worst examples.
 
-`build_report` makes it of examples with what a model says of them; `to_dict` gives it to programs, `qkv.reports.html` to
-people.
+`build_report` makes a report from scored examples; `to_dict` converts it to JSON values, `qkv.reports.html` to a page.
 """
 
 from __future__ import annotations
@@ -9,44 +8,48 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from qkv.data.examples import ImageExample, MultipleChoiceExample, QAExample, TaggedExample, TextExample
 from qkv.errors import InputError, did_you_mean
 from qkv.metrics.classification import confusion_matrix
 from qkv.metrics.metric import Metric, Scores
 from qkv.metrics.significance import bootstrap
 from qkv.reports.error_analysis import ErrorCase, ScoredExample, error_size, make_case
 
-MAX_WORST_EXAMPLES = 50  # examples that are kept
+MAX_WORST_EXAMPLES = 50  # wrong examples in a report
 _AVERAGES = ("macro", "micro", "weighted")
-Curve = list[tuple[int, float]]  # steps and values
+Curve = list[tuple[int, float]]  # (step, value)
 
 
 @dataclass(frozen=True)
 class MetricEstimate:
-    """A value, and between which two the resampled ones lie."""
+    """A score with its confidence interval."""
 
     value: float
     ci_low: float | None
+    """Lower end of the 95 % interval; None without resamples."""
     ci_high: float | None
-    decimals: int  # behind the point
+    """Upper end of the 95 % interval; None without resamples."""
+    decimals: int
+    """Decimal places in tables."""
 
 
 @dataclass(frozen=True)
 class ConfusionMatrix:
-    """How often each true label (down) was taken for each other (across)."""
+    """Counts of each gold label (rows) predicted as each label (columns)."""
 
     labels: tuple[str, ...]
     counts: tuple[tuple[int, ...], ...]
-    support: tuple[int, ...]  # how often each label is true
+    """One row per gold label."""
+    support: tuple[int, ...]
+    """Number of examples, or words, with each gold label."""
 
     def mistakes(self) -> list[tuple[str, str, int]]:
-        """True label, predicted label, how often; most frequent first."""
+        """Return (gold label, predicted label, count) of each confusion, most frequent first."""
         mistakes = [
             (self.labels[i], self.labels[j], count)
             for i, row in enumerate(self.counts)
@@ -56,7 +59,7 @@ class ConfusionMatrix:
         return sorted(mistakes, key=lambda mistake: -mistake[2])
 
     def most_confused(self, max_labels: int) -> ConfusionMatrix:
-        """Only the labels that have a part in mistakes, of many those with most."""
+        """Return the matrix of the labels with most mistakes; labels without a mistake are left out."""
         counts = np.array(self.counts).reshape(len(self.labels), -1)
         num_errors = counts.sum(0) + counts.sum(1) - 2 * counts.diagonal()
         indices = sorted(sorted(range(len(self.labels)), key=lambda i: -num_errors[i])[:max_labels])
@@ -70,26 +73,41 @@ class ConfusionMatrix:
 
 @dataclass(frozen=True)
 class Report:
-    """See the module."""
+    """The evaluation of a model on the examples of a task."""
 
     task: str
-    num_examples: int  # that have a label
-    num_unlabeled: int  # that were only predicted
-    primary_metric: str  # the figure that decides
-    metrics: dict[str, MetricEstimate]  # that one first
+    """Name of the task."""
+    num_examples: int
+    """Number of labeled examples, which are scored."""
+    num_unlabeled: int
+    """Number of unlabeled examples, which are only predicted."""
+    primary_metric: str
+    """Score that selects checkpoints."""
+    metrics: dict[str, MetricEstimate]
+    """All scores, the primary one first."""
     resamples: int
-    classes: dict[str, Scores] = field(default_factory=dict)  # precision, recall, f1 and support of each
+    """Number of bootstrap resamples of the intervals; 0: no intervals."""
+    classes: dict[str, Scores] = field(default_factory=dict)
+    """Precision, recall, F1 and support of each class."""
     confusion_matrix: ConfusionMatrix | None = None
-    num_wrong: int = 0  # examples that are not wholly right
-    worst_examples: tuple[ErrorCase, ...] = ()  # the surest of them first; of numbers the farthest
+    """Confusions of classes; None for tasks without classes."""
+    num_wrong: int = 0
+    """Number of examples that are not entirely correct."""
+    worst_examples: tuple[ErrorCase, ...] = ()
+    """Wrong examples, the most confident predictions first; for numbers, the largest errors first."""
     run: str = ""
+    """Folder of the run."""
     data: str = ""
+    """Name of the data."""
     learning_curves: dict[str, Curve] = field(default_factory=dict)
+    """Training loss and primary score over the steps of the run."""
     recipe: str = ""
+    """Recipe of the run, as YAML."""
     notes: tuple[str, ...] = ()
+    """Remarks on the data, such as the number of truncated texts."""
 
     def worst_classes(self) -> list[tuple[str, Scores]]:
-        """Lowest F1 first; a class that no example has comes last, for it says nothing."""
+        """Return the classes, lowest F1 first; classes without an example, whose F1 has no meaning, come last."""
         return sorted(self.classes.items(), key=lambda item: (not item[1]["support"], item[1]["f1"]))
 
 
@@ -104,10 +122,22 @@ def build_report(
     resamples: int = 1000,
     seed: int = 0,
 ) -> Report:
-    """Scores predictions against truths, by every metric of a task, and finds where they differ."""
+    """Score predictions with the metrics of a task, and collect confusions and wrong examples.
+
+    Args:
+        task: name of the task.
+        scored_examples: labeled examples with their predictions.
+        metrics: the task's metrics.
+        labels: the classes, in the order of the confusion matrix.
+        primary_metric: the score that comes first; one of the metrics must report it.
+        num_unlabeled: number of further examples without a label.
+        resamples: bootstrap resamples of the confidence intervals; 0: no intervals.
+        seed: seed of the resamples.
+    """
     if not scored_examples:
         return Report(task, 0, num_unlabeled, primary_metric, {}, 0)
-    predictions, golds = [scored_example.prediction for scored_example in scored_examples], [scored_example.gold for scored_example in scored_examples]
+    predictions = [scored_example.prediction for scored_example in scored_examples]
+    golds = [scored_example.gold for scored_example in scored_examples]
     estimates: dict[str, MetricEstimate] = {}
     classes: dict[str, Scores] = {}
     for metric in metrics:
@@ -119,9 +149,9 @@ def build_report(
         if not classes and hasattr(metric, "per_class"):
             classes = {str(label): values for label, values in metric.per_class(stats).items()}
     if primary_metric not in estimates:
-        raise InputError(f"{task} has no figure '{primary_metric}'; {did_you_mean(primary_metric, estimates)}")
-    errors = sorted(((error_size(scored_example), scored_example) for scored_example in scored_examples), key=_worst_first)
-    errors = [(size, scored_example) for size, scored_example in errors if size]
+        raise InputError(f"{task} has no score '{primary_metric}'; {did_you_mean(primary_metric, estimates)}")
+    sized_errors = ((error_size(scored_example), scored_example) for scored_example in scored_examples)
+    errors = [error for error in sorted(sized_errors, key=_worst_first) if error[0]]
     return Report(
         task,
         len(scored_examples),
@@ -141,8 +171,10 @@ def _worst_first(sized_error: tuple[float, ScoredExample]) -> tuple[float, float
     return -(scored_example.confidence or 0.0), -size
 
 
-def make_confusion_matrix(predictions: Sequence[Any], golds: Sequence[Any], labels: Sequence[str]) -> ConfusionMatrix | None:
-    """The table of labels, or of the tags of all words; None where an example is not one of several labels."""
+def make_confusion_matrix(
+    predictions: Sequence[Any], golds: Sequence[Any], labels: Sequence[str]
+) -> ConfusionMatrix | None:
+    """Count confusions of classes, or of the tags of all words; None if predictions are neither."""
     pairs: list[tuple[str, str]] = []
     for prediction, gold in zip(predictions, golds, strict=True):
         if isinstance(prediction, str) and isinstance(gold, str):
@@ -165,7 +197,7 @@ def _is_sequence(value: Any) -> bool:
 
 
 def headline_metrics(names: Sequence[str], max_names: int = 4) -> list[str]:
-    """Those that a person wants to see first, in their order: one average of F1 says nearly what the others say."""
+    """Return the most informative scores, in their order, with only one of the averages of F1."""
     selected: list[str] = []
     for name in names:
         stem, _, average = name.rpartition("_")
@@ -177,34 +209,12 @@ def headline_metrics(names: Sequence[str], max_names: int = 4) -> list[str]:
     return selected[:max_names]
 
 
-def is_labeled(example: Any) -> bool:
-    """Whether somebody has said what is right."""
-    if isinstance(example, TextExample | ImageExample):
-        return example.label is not None
-    if isinstance(example, TaggedExample):
-        return example.tags is not None
-    if isinstance(example, QAExample):
-        return example.answerable is not None
-    return not isinstance(example, MultipleChoiceExample) or example.label is not None
-
-
-def strip_label(example: Any) -> Any:
-    """As it is asked where only the prediction counts: a label that training never saw does not matter then."""
-    if isinstance(example, TextExample | ImageExample):
-        return replace(example, label=None)
-    if isinstance(example, TaggedExample):
-        return replace(example, tags=None)
-    if isinstance(example, QAExample):
-        return replace(example, answers=(), answerable=None)
-    return replace(example, label=None) if isinstance(example, MultipleChoiceExample) else example
-
-
 def read_learning_curves(log_path: Path, metric: str) -> dict[str, Curve]:
-    """The loss in training and the deciding figure on held-out examples, over the steps, of a run's log.jsonl."""
+    """Read the training loss and a validation score over the steps from a run's log.jsonl; {} without a log."""
     curves_by_name: dict[str, Curve] = {"loss": [], metric: []}
     try:
         lines = log_path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:  # a run that came without its log has no curves
+    except OSError:  # the run was copied without its log
         return {}
     for line in lines:
         record = _parse_record(line)
@@ -216,7 +226,7 @@ def read_learning_curves(log_path: Path, metric: str) -> dict[str, Curve]:
 
 
 def _parse_record(line: str) -> dict[str, Any]:
-    """A log's line; what a kill cut short says nothing."""
+    """Parse a line of a log; {} for a line that was cut when the run was killed."""
     try:
         record = json.loads(line)
     except ValueError:
@@ -225,13 +235,12 @@ def _parse_record(line: str) -> dict[str, Any]:
 
 
 def to_dict(report: Report) -> dict[str, Any]:
-    """All of it, for programs; what is not a number is null there."""
+    """Return a report as JSON values, with null for NaN and infinite numbers."""
     fields = asdict(report)
-    fields["metrics"] = {
-        name: {"value": estimate.value, "ci_low": estimate.ci_low, "ci_high": estimate.ci_high} for name, estimate in report.metrics.items()
-    }
+    for estimate in fields["metrics"].values():
+        del estimate["decimals"]
     for entry in fields["worst_examples"]:
-        del entry["image"]  # `location` names it
+        del entry["image"]  # large, and `location` identifies the image
     if report.confusion_matrix is not None:
         mistakes = report.confusion_matrix.mistakes()
         fields["confusions"] = [dict(zip(("gold", "predicted", "count"), entry, strict=True)) for entry in mistakes]

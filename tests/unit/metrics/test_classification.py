@@ -1,4 +1,4 @@
-"""Labels: figures worked by hand, edges, and what is refused; equality with scikit-learn is a parity test."""
+"""Metrics of labels: scores computed by hand, edge cases, invalid input; the parity tests compare with scikit-learn."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from qkv.metrics.perplexity import Perplexity
 
 def test_the_three_averages_of_a_small_table() -> None:
     predicted, true = list("aaab"), list("aabb")  # a: 2 of 3 right, 2 of 2 found; b: 1 of 1 right, 1 of 2 found
-    found = F1(("a", "b"))(predicted, true)
-    assert found["precision_macro"] == pytest.approx((2 / 3 + 1) / 2)
-    assert found["recall_macro"] == pytest.approx((1 + 1 / 2) / 2)
-    assert found["f1_macro"] == pytest.approx((4 / 5 + 2 / 3) / 2)
-    assert found["f1_micro"] == pytest.approx(3 / 4)
-    assert next(iter(found)) == "f1_macro"
+    result = F1(("a", "b"))(predicted, true)
+    assert result["precision_macro"] == pytest.approx((2 / 3 + 1) / 2)
+    assert result["recall_macro"] == pytest.approx((1 + 1 / 2) / 2)
+    assert result["f1_macro"] == pytest.approx((4 / 5 + 2 / 3) / 2)
+    assert result["f1_micro"] == pytest.approx(3 / 4)
+    assert next(iter(result)) == "f1_macro"
     assert next(iter(F1(("a", "b"), "micro")(predicted, true))) == "f1_micro"
 
 
@@ -36,8 +36,8 @@ def test_one_class_only() -> None:
 
 
 def test_a_label_that_does_not_count_is_passed_over() -> None:
-    found = F1(("N",))([["O", "N"], ["O", "O"]], [["O", "N"], ["N", "O"]])
-    assert (found["precision_micro"], found["recall_micro"]) == (1.0, 0.5)
+    result = F1(("N",))([["O", "N"], ["O", "O"]], [["O", "N"], ["N", "O"]])
+    assert (result["precision_micro"], result["recall_micro"]) == (1.0, 0.5)
 
 
 def test_an_empty_set_of_labels_that_is_right_is_right() -> None:
@@ -63,27 +63,27 @@ def test_the_confusion_matrix_has_truth_down_and_prediction_across() -> None:
 
 
 def test_perplexity_divides_sums_once() -> None:
-    found = Perplexity()([2.0, 0.0, 4.0], [1, 0, 5])
-    assert found["nats_per_token"] == pytest.approx(1.0)
-    assert found["perplexity"] == pytest.approx(2.718281828)
-    assert found["bits_per_token"] == pytest.approx(1.442695)
+    result = Perplexity()([2.0, 0.0, 4.0], [1, 0, 5])
+    assert result["nats_per_token"] == pytest.approx(1.0)
+    assert result["perplexity"] == pytest.approx(2.718281828)
+    assert result["bits_per_token"] == pytest.approx(1.442695)
     assert Perplexity()([1e9], [1])["perplexity"] == float("inf")
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         (lambda: Accuracy()([], []), "no hypotheses"),
         (lambda: Accuracy()(["a"], ["a", "b"]), "1 hypotheses and 2 references"),
         (lambda: TokenAccuracy()([["a"]], [["a", "b"]]), "example 1: 1 predicted labels for 2 tokens"),
-        (lambda: F1(("a",))([["a"]], [["a", "b"]]), "2 labels has 1 predicted"),
+        (lambda: F1(("a",))([["a"]], [["a", "b"]]), "1 predicted labels for a sequence of 2"),
         (lambda: Spearman()([1.0], [1.0]), "two examples"),
         (lambda: Spearman()([1.0, float("nan")], [1.0, 2.0]), "example 2"),
         (lambda: Perplexity()([1.0], [0]), "all counts are 0"),
         (lambda: Perplexity()([float("inf")], [1]), "example 1"),
-        (lambda: Spearman().per_example(Spearman().statistics([1.0, 2.0], [1.0, 2.0])), "belongs to a sample"),
+        (lambda: Spearman().per_example(Spearman().statistics([1.0, 2.0], [1.0, 2.0])), "a score of a sample"),
     ],
 )
-def test_what_cannot_be_scored_is_refused(call: object, said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_what_cannot_be_scored_is_refused(call: object, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         call()  # type: ignore[operator]

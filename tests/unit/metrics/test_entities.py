@@ -1,4 +1,4 @@
-"""Entities of tags, whole and broken, by the lenient and the strict reading."""
+"""Entities of valid and invalid tag sequences, in the lenient and the strict schemes."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from qkv.metrics.entities import EntityF1, collect_entity_types, get_entities
 )
 def test_bio(tags: str, lenient: str, strict: str) -> None:
     for scheme, wanted in (("lenient", lenient), ("bio", strict)):
-        found = get_entities(tags.split(), scheme)  # type: ignore[arg-type]
-        assert " ".join(f"{e.type}{e.start}-{e.end}" for e in found) == wanted
+        result = get_entities(tags.split(), scheme)  # type: ignore[arg-type]
+        assert " ".join(f"{e.type}{e.start}-{e.end}" for e in result) == wanted
 
 
 @pytest.mark.parametrize(
@@ -39,8 +39,8 @@ def test_bio(tags: str, lenient: str, strict: str) -> None:
 )
 def test_bioes(tags: str, lenient: str, strict: str) -> None:
     for scheme, wanted in (("lenient", lenient), ("bioes", strict)):
-        found = get_entities(tags.split(), scheme)  # type: ignore[arg-type]
-        assert " ".join(f"{e.type}{e.start}-{e.end}" for e in found) == wanted
+        result = get_entities(tags.split(), scheme)  # type: ignore[arg-type]
+        assert " ".join(f"{e.type}{e.start}-{e.end}" for e in result) == wanted
 
 
 def test_a_right_span_of_the_wrong_type_is_wrong_twice() -> None:

@@ -1,4 +1,4 @@
-"""Error rates: Levenshtein as others compute it, the closest reference counts, nothing scored is an error."""
+"""Error rates: Levenshtein distance, the closest of several references, and refused input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics of texts where no library is the judge: METEOR's variant, missing packages, several references, edges."""
+"""Metrics of texts beyond their libraries: METEOR's variant, missing packages, several references, edge cases."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from qkv.errors import InputError
 from qkv.metrics import meteor
 from qkv.metrics.error_rate import ErrorRate
 from qkv.metrics.meteor import Meteor
-from qkv.metrics.registry import METRICS, MetricOptions, get_metric
+from qkv.metrics.registry import METRICS, MetricOptions, metrics_of_kind
 from qkv.metrics.rouge import Rouge
 from qkv.metrics.sacrebleu import Bleu, Chrf
 
 
 class Synonyms:
-    """A WordNet of one word."""
+    """A WordNet with one word."""
 
     class Lemma:
         def name(self) -> str:
@@ -59,15 +59,15 @@ def test_meteor_is_nltks_and_takes_the_best_reference(monkeypatch: pytest.Monkey
 
 
 def test_lsum_takes_lines_for_sentences() -> None:
-    said, right = "b c\na", "a\nb c"
-    found = Rouge()([said], [[right]])
-    assert found["rougeLsum"] == 1.0 > found["rougeL"]
+    predicted, gold = "b c\na", "a\nb c"
+    result = Rouge()([predicted], [[gold]])
+    assert result["rougeLsum"] == 1.0 > result["rougeL"]
     assert Rouge(sentence_separator="<q>")(["b c <q> a"], [["a <q> b c"]])["rougeLsum"] == 1.0
 
 
 def test_the_closest_reference_counts_in_an_error_rate() -> None:
-    found = ErrorRate()(["a b c"], [["x y", "a b d e"]])
-    assert found == {"wer": 0.5, "substitutions": 0.25, "deletions": 0.25, "insertions": 0.0}
+    result = ErrorRate()(["a b c"], [["x y", "a b d e"]])
+    assert result == {"wer": 0.5, "substitutions": 0.25, "deletions": 0.25, "insertions": 0.0}
     assert ErrorRate("word", lowercase=True)(["A"], [["a"]])["wer"] == 0.0
 
 
@@ -85,7 +85,7 @@ def test_a_missing_package_is_one_line_that_names_the_extra(
         monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(InputError, match=r"needs the package [a-z-]+; pip install 'qkv\[metrics\]'"):
-        get_metric(name).make(MetricOptions(), ())(["a"], [["a"]])
+        METRICS.get(name).make(MetricOptions(), ())(["a"], [["a"]])
 
 
 def test_texts_need_references() -> None:
@@ -96,9 +96,9 @@ def test_texts_need_references() -> None:
             metric(["a"], ["a"])
 
 
-@pytest.mark.parametrize("name", [name for name, one in METRICS.items() if one.data_kind == "texts" and name != "bertscore"])
+@pytest.mark.parametrize("name", [name for name in metrics_of_kind("texts") if name != "bertscore"])
 def test_empty_texts_have_a_score(name: str) -> None:
-    metric = get_metric(name).make(MetricOptions(), ())
+    metric = METRICS.get(name).make(MetricOptions(), ())
     assert all(value >= 0 for value in metric(["", "a b", ""], [["a"], [""], [""]]).values())
 
 
@@ -106,4 +106,4 @@ def test_an_unknown_tokeniser_and_metric_are_answered_with_the_nearest() -> None
     with pytest.raises(InputError, match="did you mean '13a'"):
         Bleu(tokenize="v13a")(["a"], [["a"]])
     with pytest.raises(InputError, match="did you mean 'rouge'"):
-        get_metric("rouge1")
+        METRICS.get("rouge1")

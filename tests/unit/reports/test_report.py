@@ -1,4 +1,4 @@
-"""A report says what is wrong with a model's predictions, and its page shows whatever the data holds as plain text."""
+"""A report lists the errors of a model, and its page shows all data as plain text."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ NASTY = "<script>alert('x')</script> & \"quoted\" 😀 \u202e עברית </pre><
 LABELS = ("cat", "dog", "<b>emu</b>")
 
 
-def judged(said: str, right: str, confidence: float | None = 0.9, text: str = "a text") -> ScoredExample:
-    return ScoredExample(TextExample(text, "file:1", label=right), said, right, confidence)
+def scored(prediction: str, gold: str, confidence: float | None = 0.9, text: str = "a text") -> ScoredExample:
+    return ScoredExample(TextExample(text, "file:1", label=gold), prediction, gold, confidence)
 
 
 def classified(*examples: ScoredExample, **options: Any) -> Report:
@@ -40,7 +40,7 @@ def classified(*examples: ScoredExample, **options: Any) -> Report:
 
 
 class _Tags(HTMLParser):
-    """Which elements a page has, where they come from, and whether each that is opened is closed."""
+    """The elements of a page, its links, and errors such as an element that is not closed."""
 
     VOID = ("meta",)
 
@@ -67,81 +67,90 @@ class _Tags(HTMLParser):
             self.wrong.append(f"</{tag}>")
 
 
-# ---- what it says ---------------------------------------------------------------------------------------------------
+# ---- content ---------------------------------------------------------------------------------------------------
 
 
 def test_the_deciding_figure_comes_first_and_lies_in_its_interval() -> None:
-    examples = [judged("cat", "cat"), judged("cat", "dog"), judged("dog", "dog"), judged("dog", "dog")] * 5
-    found = build_report("text_classification", examples, [Accuracy(), MatthewsCorrelation(LABELS)], LABELS, "matthews_correlation", resamples=200)
-    assert list(found.metrics) == ["matthews_correlation", "accuracy"]
-    assert found.metrics["accuracy"].value == 0.75
-    for figure in found.metrics.values():
-        assert figure.ci_low is not None
-        assert figure.ci_high is not None
-        assert figure.ci_low < figure.value < figure.ci_high
+    examples = [scored("cat", "cat"), scored("cat", "dog"), scored("dog", "dog"), scored("dog", "dog")] * 5
+    result = build_report(
+        "text_classification",
+        examples,
+        [Accuracy(), MatthewsCorrelation(LABELS)],
+        LABELS,
+        "matthews_correlation",
+        resamples=200,
+    )
+    assert list(result.metrics) == ["matthews_correlation", "accuracy"]
+    assert result.metrics["accuracy"].value == 0.75
+    for score in result.metrics.values():
+        assert score.ci_low is not None
+        assert score.ci_high is not None
+        assert score.ci_low < score.value < score.ci_high
 
 
 def test_a_deciding_figure_that_no_metric_has_is_named() -> None:
     with pytest.raises(InputError, match="'acuracy'; did you mean 'accuracy'"):
-        build_report("text_classification", [judged("cat", "cat")], [Accuracy()], LABELS, "acuracy", resamples=0)
+        build_report("text_classification", [scored("cat", "cat")], [Accuracy()], LABELS, "acuracy", resamples=0)
 
 
 def test_the_surest_mistake_comes_first() -> None:
-    examples = [judged("cat", "dog", 0.4), judged("cat", "dog", 0.99), judged("dog", "dog", 1.0), judged("cat", "dog")]
-    found = classified(*examples)
-    assert [one.confidence for one in found.worst_examples] == [0.99, 0.9, 0.4]
-    assert found.num_wrong == 3
+    examples = [scored("cat", "dog", 0.4), scored("cat", "dog", 0.99), scored("dog", "dog", 1.0), scored("cat", "dog")]
+    result = classified(*examples)
+    assert [item.confidence for item in result.worst_examples] == [0.99, 0.9, 0.4]
+    assert result.num_wrong == 3
 
 
 def test_of_numbers_the_farthest_comes_first() -> None:
     pairs = [(1.0, 1.5), (2.0, 5.0), (3.0, 3.0), (4.0, 4.25)]
-    examples = [ScoredExample(TextExample("t", f"file:{right}", label=right), said, right) for said, right in pairs]
-    found = build_report("regression", examples, [Pearson()], (), "pearson", resamples=0)
-    assert [one.location for one in found.worst_examples] == ["file:5.0", "file:1.5", "file:4.25"]
+    examples = [
+        ScoredExample(TextExample("t", f"file:{gold}", label=gold), prediction, gold) for prediction, gold in pairs
+    ]
+    result = build_report("regression", examples, [Pearson()], (), "pearson", resamples=0)
+    assert [item.location for item in result.worst_examples] == ["file:5.0", "file:1.5", "file:4.25"]
 
 
 def test_classes_are_listed_from_the_lowest_f1_and_those_without_examples_last() -> None:
-    found = classified(judged("cat", "cat"), judged("cat", "dog"), judged("dog", "dog"), judged("dog", "dog"))
-    assert [label for label, _ in found.worst_classes()] == ["cat", "dog", "<b>emu</b>"]
+    result = classified(scored("cat", "cat"), scored("cat", "dog"), scored("dog", "dog"), scored("dog", "dog"))
+    assert [label for label, _ in result.worst_classes()] == ["cat", "dog", "<b>emu</b>"]
 
 
 def test_confusions_count_what_was_taken_for_what() -> None:
-    found = make_confusion_matrix(["cat", "cat", "dog"], ["dog", "dog", "dog"], LABELS)
-    assert found is not None
-    assert found.labels == ("cat", "dog")
-    assert found.mistakes() == [("dog", "cat", 2)]
-    assert found.support == (0, 3)
+    result = make_confusion_matrix(["cat", "cat", "dog"], ["dog", "dog", "dog"], LABELS)
+    assert result is not None
+    assert result.labels == ("cat", "dog")
+    assert result.mistakes() == [("dog", "cat", 2)]
+    assert result.support == (0, 3)
 
 
 def test_confusions_of_tags_are_those_of_all_words() -> None:
-    found = make_confusion_matrix([("O", "B"), ("O",)], [("O", "O"), ("B",)], ("B", "O"))
-    assert found is not None
-    assert found.mistakes() == [("B", "O", 1), ("O", "B", 1)]
+    result = make_confusion_matrix([("O", "B"), ("O",)], [("O", "O"), ("B",)], ("B", "O"))
+    assert result is not None
+    assert result.mistakes() == [("B", "O", 1), ("O", "B", 1)]
 
 
 @pytest.mark.parametrize(
-    ("said", "right"),
+    ("prediction", "gold"),
     [([1.0], [2.0]), ([frozenset("a")], [frozenset("b")]), ([1], [0]), (["Paris"], [("Paris", "in Paris")])],
 )
-def test_what_is_not_one_of_several_labels_has_no_confusions(said: list[Any], right: list[Any]) -> None:
-    assert make_confusion_matrix(said, right, ("a", "b")) is None
+def test_what_is_not_one_of_several_labels_has_no_confusions(prediction: list[Any], gold: list[Any]) -> None:
+    assert make_confusion_matrix(prediction, gold, ("a", "b")) is None
 
 
 def test_of_many_classes_those_without_mistakes_are_left_out() -> None:
     labels = tuple(f"label {i}" for i in range(40))
-    said = [*labels, "label 1", "label 2"]
-    right = [*labels, "label 0", "label 0"]
-    found = make_confusion_matrix(said, right, labels)
-    assert found is not None
-    assert found.most_confused(30).labels == ("label 0", "label 1", "label 2")
-    assert found.most_confused(30).support == (3, 1, 1)
-    assert found.most_confused(1).labels == ("label 0",)
+    prediction = [*labels, "label 1", "label 2"]
+    gold = [*labels, "label 0", "label 0"]
+    result = make_confusion_matrix(prediction, gold, labels)
+    assert result is not None
+    assert result.most_confused(30).labels == ("label 0", "label 1", "label 2")
+    assert result.most_confused(30).support == (3, 1, 1)
+    assert result.most_confused(1).labels == ("label 0",)
 
 
 def test_examples_without_labels_are_counted_and_nothing_is_scored() -> None:
-    found = classified(num_unlabeled=3)
-    assert (found.num_examples, found.num_unlabeled, found.metrics) == (0, 3, {})
-    assert "3 further examples have no label" in render_html(found)
+    result = classified(num_unlabeled=3)
+    assert (result.num_examples, result.num_unlabeled, result.metrics) == (0, 3, {})
+    assert "3 further examples have no label" in render_html(result)
 
 
 # ---- how wrong, and where -------------------------------------------------------------------------------------------
@@ -159,24 +168,24 @@ def test_an_answer_is_as_wrong_as_its_words_are_other_words() -> None:
 
 def test_overlapping_spans_are_marked_apart_and_the_text_stays_whole() -> None:
     question = QAExample("1", "Where?", "It is in Paris, France now", (Answer("Paris", 9),), "f:1")
-    shown = make_case(ScoredExample(question, "in Paris, France", ("Paris",), 0.5, (6, 22)))
-    assert "".join(piece.text for piece in shown.lines[1]) == question.context
-    marks = [(piece.text, piece.kind) for piece in shown.lines[1] if piece.kind]
+    case = make_case(ScoredExample(question, "in Paris, France", ("Paris",), 0.5, (6, 22)))
+    assert "".join(piece.text for piece in case.lines[1]) == question.context
+    marks = [(piece.text, piece.kind) for piece in case.lines[1] if piece.kind]
     assert marks == [("in ", "wrong"), ("Paris", "correct"), (", France", "wrong")]
 
 
 def test_tags_are_marked_word_by_word_and_the_text_stays_whole() -> None:
     example = TaggedExample("Bob saw  Ann.", ("Bob", "saw", "Ann", "."), (0, 4, 9, 12), ("B", "O", "B", "O"), "f:1")
-    shown = make_case(ScoredExample(example, ("B", "B", "O", "O"), example.tags, 0.5))
-    assert "".join(piece.text for piece in shown.lines[0]) == example.text
-    marks = {piece.text: (piece.kind, piece.note) for piece in shown.lines[0] if piece.kind}
+    case = make_case(ScoredExample(example, ("B", "B", "O", "O"), example.tags, 0.5))
+    assert "".join(piece.text for piece in case.lines[0]) == example.text
+    marks = {piece.text: (piece.kind, piece.note) for piece in case.lines[0] if piece.kind}
     assert marks == {"Bob": ("correct", "B"), "saw": ("wrong", "B, not O"), "Ann": ("missed", "O, not B")}
 
 
 def test_the_option_that_was_chosen_and_the_right_one_are_marked() -> None:
-    shown = make_case(ScoredExample(MultipleChoiceExample("What?", ("a", "b", "c"), 1, "f:1"), 2, 1, 0.5))
-    assert [line[-1].kind for line in shown.lines] == ["", "", "missed", "wrong"]
-    assert (shown.predicted, shown.gold) == ("3: c", "2: b")
+    case = make_case(ScoredExample(MultipleChoiceExample("What?", ("a", "b", "c"), 1, "f:1"), 2, 1, 0.5))
+    assert [line[-1].kind for line in case.lines] == ["", "", "missed", "wrong"]
+    assert (case.predicted, case.gold) == ("3: c", "2: b")
 
 
 # ---- the page -------------------------------------------------------------------------------------------------------
@@ -185,9 +194,9 @@ def test_the_option_that_was_chosen_and_the_right_one_are_marked() -> None:
 def nasty() -> Report:
     from dataclasses import replace
 
-    found = classified(judged("cat", "<b>emu</b>", text=NASTY), judged("dog", "dog"))
+    result = classified(scored("cat", "<b>emu</b>", text=NASTY), scored("dog", "dog"))
     curve = {"loss": [(10, 2.0), (20, 1.5)], "accuracy": [(20, 0.5)]}
-    return replace(found, run=NASTY, data=NASTY, recipe=f"name: {NASTY}", notes=(NASTY,), learning_curves=curve)
+    return replace(result, run=NASTY, data=NASTY, recipe=f"name: {NASTY}", notes=(NASTY,), learning_curves=curve)
 
 
 def test_nothing_in_the_data_becomes_a_part_of_the_page() -> None:
@@ -218,16 +227,18 @@ def test_every_kind_of_example_has_its_page() -> None:
     question = QAExample("1", NASTY, NASTY, (Answer("quoted", NASTY.index("quoted")),), NASTY)
     tagged = TaggedExample("Bob saw", ("Bob", "saw"), (0, 4), ("B", "O"), NASTY)
     several = TextExample(NASTY, "f:1", label=("a",))
-    for metric, example, said, right in [
+    for metric, example, prediction, gold in [
         (Squad(), question, "alert", ("quoted",)),
         (TokenAccuracy(), tagged, ("O", "O"), ("B", "O")),
         (Accuracy(), MultipleChoiceExample(NASTY, (NASTY, "b"), 0, "f:1"), 1, 0),
         (Accuracy(), several, frozenset(), frozenset("a")),
     ]:
-        found = build_report("task", [ScoredExample(example, said, right, 0.5)], [metric], ("B", "O"), _first(metric), resamples=0)
-        tags = _Tags(render_html(found))
+        result = build_report(
+            "task", [ScoredExample(example, prediction, gold, 0.5)], [metric], ("B", "O"), _first(metric), resamples=0
+        )
+        tags = _Tags(render_html(result))
         assert (tags.wrong, tags.open, tags.names.count("script")) == ([], [], 1)
-        assert found.num_wrong == 1
+        assert result.num_wrong == 1
 
 
 def _first(metric: Any) -> str:
@@ -252,31 +263,36 @@ def test_curves_come_from_the_log_whatever_a_kill_left_of_it(tmp_path: Path) -> 
 
 def test_json_has_no_word_for_not_a_number() -> None:
     examples = [ScoredExample(TextExample("t", "f:1", label=1.0), 1.0, 1.0)] * 3
-    found = build_report("regression", examples, [Pearson()], (), "pearson", resamples=10)
-    told = json.loads(json.dumps(to_dict(found), allow_nan=False))
-    assert told["metrics"]["pearson"] == {"value": None, "ci_low": None, "ci_high": None}
-    assert "undefined" in render_html(found)
+    result = build_report("regression", examples, [Pearson()], (), "pearson", resamples=10)
+    reported = json.loads(json.dumps(to_dict(result), allow_nan=False))
+    assert reported["metrics"]["pearson"] == {"value": None, "ci_low": None, "ci_high": None}
+    assert "undefined" in render_html(result)
 
 
 def test_json_has_all_of_it() -> None:
-    told = to_dict(nasty())
-    assert told["worst_examples"][0]["lines"][0][0]["text"] == NASTY[:1200]
-    assert told["confusions"] == [{"gold": "<b>emu</b>", "predicted": "cat", "count": 1}]
-    assert told["learning_curves"]["loss"] == [[10, 2.0], [20, 1.5]]
+    reported = to_dict(nasty())
+    assert reported["worst_examples"][0]["lines"][0][0]["text"] == NASTY[:1200]
+    assert reported["confusions"] == [{"gold": "<b>emu</b>", "predicted": "cat", "count": 1}]
+    assert reported["learning_curves"]["loss"] == [[10, 2.0], [20, 1.5]]
 
 
 @pytest.mark.parametrize(
-    ("names", "kept"),
+    ("names", "selected"),
     [
         (
             "accuracy f1_macro precision_macro recall_macro f1_micro recall_micro f1_weighted matthews_correlation",
             "accuracy f1_macro matthews_correlation",
         ),
-        ("f1_micro precision_micro recall_micro f1_macro recall_macro accuracy",
-         "f1_micro precision_micro recall_micro accuracy"),
-        ("recall_macro accuracy f1_macro f1_micro matthews_correlation", "recall_macro accuracy f1_macro matthews_correlation"),
+        (
+            "f1_micro precision_micro recall_micro f1_macro recall_macro accuracy",
+            "f1_micro precision_micro recall_micro accuracy",
+        ),
+        (
+            "recall_macro accuracy f1_macro f1_micro matthews_correlation",
+            "recall_macro accuracy f1_macro matthews_correlation",
+        ),
         ("token_error_rate sequence_error_rate", "token_error_rate sequence_error_rate"),
     ],
-)  # fmt: skip
-def test_a_person_sees_one_average_of_each_figure_first(names: str, kept: str) -> None:
-    assert headline_metrics(names.split()) == kept.split()
+)
+def test_a_person_sees_one_average_of_each_figure_first(names: str, selected: str) -> None:
+    assert headline_metrics(names.split()) == selected.split()

@@ -12,29 +12,29 @@ from qkv.metrics.significance import bootstrap, compare
 
 
 def test_f1_of_the_positive_class_equals_scikit_learns() -> None:
-    said, right = list("yynnyny"), list("ynnyyyy")
-    found = PositiveF1(("y",))(said, right)
+    predicted, gold = list("yynnyny"), list("ynnyyyy")
+    result = PositiveF1(("y",))(predicted, gold)
     for name, theirs in (("f1", f1_score), ("precision", precision_score), ("recall", recall_score)):
-        assert found[name] == pytest.approx(theirs(right, said, pos_label="y"))
+        assert result[name] == pytest.approx(theirs(gold, predicted, pos_label="y"))
     assert PositiveF1(("y",))(["n"], ["n"])["f1"] == 0.0
 
 
 def test_a_group_is_right_where_all_of_it_is() -> None:
-    right = [GroupedLabel.create("yes", group) for group in ("a", "a", "b", "b", "c")]
-    assert GroupExactMatch()(["yes", "no", "yes", "yes", "yes"], right)["exact_match"] == pytest.approx(2 / 3)
-    assert right[0] == "yes"
+    gold = [GroupedLabel.create("yes", group) for group in ("a", "a", "b", "b", "c")]
+    assert GroupExactMatch()(["yes", "no", "yes", "yes", "yes"], gold)["exact_match"] == pytest.approx(2 / 3)
+    assert gold[0] == "yes"
 
 
 def test_resamples_and_swaps_are_of_whole_groups() -> None:
     draw = np.random.default_rng(1)
-    right = [GroupedLabel.create("yes", str(number // 5)) for number in range(1000)]
+    gold = [GroupedLabel.create("yes", str(number // 5)) for number in range(1000)]
     systems = [["yes" if good else "no" for good in draw.random(1000) < share] for share in (0.75, 0.9)]
     metric = GroupExactMatch()
-    rows, other = (metric.statistics(said, right) for said in systems)
+    rows, other = (metric.statistics(predicted, gold) for predicted in systems)
     share = metric.compute(rows)["exact_match"]
     interval = bootstrap(metric, rows)["exact_match"]
     assert interval.low < share < interval.high
     assert interval.high - interval.low == pytest.approx(2 * 1.96 * (share * (1 - share) / 200) ** 0.5, rel=0.25)
     assert compare(metric, rows, other)["exact_match"].p_randomization < 0.01
-    with pytest.raises(InputError, match="belongs to groups"):
+    with pytest.raises(InputError, match="a score of groups"):
         metric.per_example(rows)

@@ -1,4 +1,4 @@
-"""SQuAD's rules, worked by hand: what normalisation takes away, the best answer counts, and what no answer means."""
+"""SQuAD's rules, checked by hand: normalization, the best of several answers, unanswerable questions."""
 
 from __future__ import annotations
 
@@ -76,7 +76,9 @@ def test_questions_with_and_without_answer_are_also_scored_apart() -> None:
 
 
 def test_an_answer_of_articles_only_is_none_but_its_question_stays_answerable() -> None:
-    assert Squad("2.0")([""], [["the"]]) == dict.fromkeys(("f1", "exact_match", "f1_answerable", "exact_match_answerable"), 100.0)
+    assert Squad("2.0")([""], [["the"]]) == dict.fromkeys(
+        ("f1", "exact_match", "f1_answerable", "exact_match_answerable"), 100.0
+    )
 
 
 def test_the_best_threshold_answers_what_is_worth_it() -> None:

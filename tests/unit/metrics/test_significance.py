@@ -1,4 +1,4 @@
-"""Intervals and paired tests: the fast way equals the slow one, and both say what statistics says."""
+"""Intervals and paired tests: sums of statistics give the same as resampled examples, and both have the right level."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SAID = [" ".join(text[0].split()[: DRAW.integers(3, 9)]) for text in TEXTS]
 
 
 class OneByOne(Metric[Any, Any]):
-    """The same figures, from examples that are drawn one by one."""
+    """A metric that computes its scores on every resample anew."""
 
     name: ClassVar[str] = "slow"
     is_additive = False
@@ -40,7 +40,7 @@ class OneByOne(Metric[Any, Any]):
 
 
 @pytest.mark.parametrize(
-    ("metric", "said", "right"),
+    ("metric", "predicted", "gold"),
     [
         (Accuracy(), GOOD, TRUE),
         (F1(tuple("012")), GOOD, TRUE),
@@ -50,8 +50,8 @@ class OneByOne(Metric[Any, Any]):
     ],
     ids=lambda value: getattr(value, "name", ""),
 )
-def test_sums_of_counts_give_what_drawing_one_by_one_gives(metric: Any, said: Any, right: Any) -> None:
-    rows = metric.statistics(said, right)
+def test_sums_of_counts_give_what_drawing_one_by_one_gives(metric: Any, predicted: Any, gold: Any) -> None:
+    rows = metric.statistics(predicted, gold)
     fast, slow = (bootstrap(m, rows, resamples=50, seed=3) for m in (metric, OneByOne(metric)))
     assert fast.keys() == slow.keys() == metric.compute(rows).keys()
     for name in fast:
@@ -69,19 +69,19 @@ def test_the_interval_of_a_mean_is_that_of_the_normal_distribution() -> None:
     rows = metric.statistics(GOOD, TRUE)
     mean = metric.compute(rows)["accuracy"]
     half = 1.96 * (mean * (1 - mean) / len(TRUE)) ** 0.5
-    found = bootstrap(metric, rows, resamples=4000)["accuracy"]
-    assert (found.low, found.high) == pytest.approx((mean - half, mean + half), abs=0.01)
+    result = bootstrap(metric, rows, resamples=4000)["accuracy"]
+    assert (result.low, result.high) == pytest.approx((mean - half, mean + half), abs=0.01)
     narrower = bootstrap(metric, rows, resamples=4000, level=0.5)["accuracy"]
-    assert found.low < narrower.low < mean < narrower.high < found.high
+    assert result.low < narrower.low < mean < narrower.high < result.high
 
 
 def test_an_interval_holds_the_truth_about_as_often_as_it_says() -> None:
     draw, metric, held = np.random.default_rng(1), Accuracy(), 0
     for seed in range(200):
-        right = draw.random(80) < 0.7
-        rows = metric.statistics(["a" if r else "b" for r in right], ["a"] * 80)
-        found = bootstrap(metric, rows, resamples=200, seed=seed)["accuracy"]
-        held += found.low <= 0.7 <= found.high
+        gold = draw.random(80) < 0.7
+        rows = metric.statistics(["a" if r else "b" for r in gold], ["a"] * 80)
+        result = bootstrap(metric, rows, resamples=200, seed=seed)["accuracy"]
+        held += result.low <= 0.7 <= result.high
     assert 0.88 <= held / 200 <= 0.99
 
 
@@ -107,8 +107,8 @@ def test_one_example_or_equal_ones_leave_no_doubt() -> None:
 
 def test_a_figure_that_is_nowhere_defined_has_no_interval() -> None:
     metric = Spearman()
-    found = bootstrap(metric, metric.statistics([1, 1, 1], [1, 2, 3]))["spearman"]
-    assert np.isnan([found.low, found.high]).all()
+    result = bootstrap(metric, metric.statistics([1, 1, 1], [1, 2, 3]))["spearman"]
+    assert np.isnan([result.low, result.high]).all()
 
 
 @pytest.mark.parametrize("metric", [Pearson(), Spearman()])
@@ -118,9 +118,9 @@ def test_a_correlation_is_resampled_with_its_pairs(metric: Any) -> None:
     rows, other = metric.statistics(close, truth), metric.statistics(far, truth)
     interval = bootstrap(metric, rows, resamples=200)[metric.name]
     assert 0.9 < interval.low < metric.compute(rows)[metric.name] < interval.high < 1
-    found = compare(metric, rows, other, resamples=200)[metric.name]
-    assert found.p_bootstrap < 0.02
-    assert found.p_randomization < 0.02
+    result = compare(metric, rows, other, resamples=200)[metric.name]
+    assert result.p_bootstrap < 0.02
+    assert result.p_randomization < 0.02
 
 
 def test_a_better_system_is_found_better_and_an_equal_one_is_not() -> None:
@@ -130,14 +130,14 @@ def test_a_better_system_is_found_better_and_an_equal_one_is_not() -> None:
     assert ahead.difference == -behind.difference > 0
     assert ahead.interval.low > 0
     least = 1 / 1001  # the sample itself is one draw more
-    for found in (ahead, behind):
-        assert (found.p_bootstrap, found.p_randomization) == pytest.approx((least, least))
+    for result in (ahead, behind):
+        assert (result.p_bootstrap, result.p_randomization) == pytest.approx((least, least))
     equal = compare(metric, good, good)["f1_macro"]
     assert (equal.difference, equal.p_bootstrap, equal.p_randomization) == (0.0, 1.0, 1.0)
 
 
 def test_the_test_by_swaps_errs_as_often_as_it_says() -> None:
-    """Under two systems that are equally good p < 0.1 happens in about a tenth of samples."""
+    """For two equally good systems, p < 0.1 occurs in about a tenth of the samples."""
     draw, metric, false = np.random.default_rng(2), Accuracy(), 0
     for seed in range(200):
         first, second = (["a" if r else "b" for r in draw.random(150) < 0.6] for _ in range(2))

@@ -1,4 +1,4 @@
-"""BERTScore's own claims, on real weights; equality with bert-score is a parity test."""
+"""BERTScore on real weights; equality with bert-score is a parity test."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ def encoder() -> qkv.ModelBundle:
 
 
 def test_equal_texts_score_one_and_a_paraphrase_more_than_another_subject(encoder: qkv.ModelBundle) -> None:
-    said = ["a man eats bread"] * 3
-    rows = BertScore(encoder).statistics(said, [["a man eats bread"], ["a person has a meal"], ["stocks fell today"]])
+    predicted = ["a man eats bread"] * 3
+    rows = BertScore(encoder).statistics(
+        predicted, [["a man eats bread"], ["a person has a meal"], ["stocks fell today"]]
+    )
     same, close, far = rows[:, 0]
     assert same == pytest.approx(1, abs=1e-5)
     assert close > far
@@ -31,20 +33,23 @@ def test_equal_texts_score_one_and_a_paraphrase_more_than_another_subject(encode
 def test_the_score_of_a_text_does_not_depend_on_the_others(
     encoder: qkv.ModelBundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said, right = ["one two", "a much longer sentence than that", "three"], [["one"], ["a sentence"], ["four", "three"]]
+    predicted, gold = (
+        ["one two", "a much longer sentence than that", "three"],
+        [["one"], ["a sentence"], ["four", "three"]],
+    )
     metric = BertScore(encoder)
-    whole = metric.statistics(said, right)
+    whole = metric.statistics(predicted, gold)
     monkeypatch.setattr("qkv.metrics.bertscore._CHUNK_SIZE", 1)
-    assert metric.statistics(said, right) == pytest.approx(whole, abs=1e-5)
+    assert metric.statistics(predicted, gold) == pytest.approx(whole, abs=1e-5)
 
 
 def test_a_layer_that_is_not_there_is_refused(encoder: qkv.ModelBundle) -> None:
-    with pytest.raises(InputError, match="99 is none of this model's, which are 0 to 6"):
+    with pytest.raises(InputError, match="there is no layer 99; this model has 0 to 6"):
         BertScore(encoder, layer=99)(["a"], [["a"]])
 
 
 def test_idf_needs_several_references(encoder: qkv.ModelBundle) -> None:
-    with pytest.raises(InputError, match="several references"):
+    with pytest.raises(InputError, match="at least two references"):
         BertScore(encoder, idf=True)(["a"], [["a"]])
 
 
@@ -62,7 +67,7 @@ def test_a_text_that_is_too_long_is_refused_or_cut(encoder: qkv.ModelBundle) -> 
 def test_a_model_that_reads_no_text_is_refused(encoder: qkv.ModelBundle) -> None:
     mute = qkv.ModelBundle(encoder.model)
     for idf in (False, True):
-        with pytest.raises(InputError, match="without a tokeniser"):
+        with pytest.raises(InputError, match="has no tokenizer"):
             BertScore(mute, idf=idf)(["a", "b"], [["a"], ["b"]])
 
 
