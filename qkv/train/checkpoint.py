@@ -1,56 +1,58 @@
-"""A run's checkpoint: weights, optimiser and place in the data, in one file, whole or not there.
+"""The checkpoint of a run: weights, optimizer state and data position in one file, which is written atomically.
 
-There is no random state to keep: what is drawn in a step is a function of the seed and the step.
+There is no random state to save: random numbers of a step depend on the seed and the step alone.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
 from qkv.checkpoints.lora import load_trainable_state_dict, trainable_state_dict
-from qkv.checkpoints.model_folder import AnyModel, unique_state_dict
 from qkv.checkpoints.safetensors_io import load_tensors, save_tensors
+from qkv.checkpoints.state import AnyModel, unique_state_dict
 from qkv.errors import InputError
 from qkv.train.ema import EMA
 from qkv.train.optimizer import load_optimizer_state, optimizer_state_tensors
 
 LAST_CHECKPOINT, BEST_WEIGHTS = "last.safetensors", "best.safetensors"
-SHARDED_LAST_CHECKPOINT = "last.json"  # of a model in shards
+SHARDED_LAST_CHECKPOINT = "last.json"  # names the checkpoint folder of a sharded model
 
 
 @dataclass
 class TrainState:
-    """Where a run stands."""
+    """The progress of a run."""
 
     step: int = 0
     epoch: int = 0
-    batch_index: int = 0  # the batch of the epoch that comes next
-    best_metric: float | None = None  # the metric, and the step that reached it
-    best_step: int = 0
-    validations_since_best: int = 0  # validations since then
-    averaging_steps: list[int] = field(default_factory=list)  # steps of the weights kept for averaging
-    tokens: int = 0
+    batch_index: int = 0  # the next batch of the epoch
+    best_metric: float | None = None  # best value of the validation metric
+    best_step: int = 0  # its step
+    validations_since_best: int = 0
+    averaging_steps: list[int] = field(default_factory=list)  # steps of the saved weights that are averaged at the end
+    tokens: int = 0  # trained on so far
     train_seconds: float = 0.0  # spent in training steps
     finished: bool = False
-    data_fingerprint: str = ""  # a digest of the training pairs: a place among others means nothing
+    data_fingerprint: str = ""  # digest of the training data: a position is only valid for the same data
 
 
 def averaging_path(folder: Path, step: int) -> Path:
+    """Return the file of the weights of a step that are averaged at the end."""
     return folder / f"step-{step}.safetensors"
 
 
 def has_checkpoint(folder: Path) -> bool:
-    """Whether a run was begun there."""
+    """Return whether a folder has a checkpoint to resume from."""
     return (folder / LAST_CHECKPOINT).is_file() or (folder / SHARDED_LAST_CHECKPOINT).is_file()
 
 
 def check_best_exists(folder: Path) -> None:
-    """The best weights so far have to be there for the end of the run."""
+    """Refuse a run folder whose best weights, which the end of the run needs, cannot be read."""
     try:
         load_tensors(folder / BEST_WEIGHTS)
     except InputError:
@@ -60,15 +62,17 @@ def check_best_exists(folder: Path) -> None:
 
 
 def check_finite(model: AnyModel, step: int) -> None:
-    """A gradient without bounds spoils the weights before any loss tells: they are looked at before they are kept."""
-    norms = torch.stack([norm.to(model.device) for norm in torch._foreach_norm(list(unique_state_dict(model).values()))])
+    """Refuse weights that are not finite before they are saved: the loss shows it only a step later."""
+    norms = torch.stack(
+        [norm.to(model.device) for norm in torch._foreach_norm(list(unique_state_dict(model).values()))]
+    )
     if not bool(torch.isfinite(_full_tensor(norms)).all()):
         message = f"the weights are not finite by step {step}, and nothing was saved"
         raise InputError(f"{message}; lower train.learning_rate or set train.max_grad_norm, with another --output")
 
 
 def _full_tensor(norms: torch.Tensor) -> torch.Tensor:
-    full = getattr(norms, "full_tensor", None)  # of shards, each process has a piece
+    full: Callable[[], torch.Tensor] | None = getattr(norms, "full_tensor", None)  # a DTensor, if the model is sharded
     return norms if full is None else full()
 
 
@@ -79,7 +83,7 @@ def save_checkpoint(
     train_state: TrainState,
     ema: EMA | None = None,
 ) -> None:
-    """Everything that the next start needs. Only after this are older snapshots let go."""
+    """Write everything that resume needs, and only then delete older weights."""
     tensors = {f"model.{name}": tensor for name, tensor in trainable_state_dict(model).items()}
     tensors |= {f"optimizer.{name}": tensor for name, tensor in optimizer_state_tensors(optimizer).items()}
     if ema is not None:
@@ -89,7 +93,7 @@ def save_checkpoint(
 
 
 def delete_stale_averages(folder: Path, train_state: TrainState) -> None:
-    """Lets weights go that will not be averaged; not before a checkpoint that does without them is there."""
+    """Delete saved weights that will not be averaged; to be called after the checkpoint that no longer lists them."""
     averaging_paths = {averaging_path(folder, step) for step in train_state.averaging_steps}
     for path in folder.glob("step-*.safetensors"):
         if path not in averaging_paths:
@@ -99,7 +103,7 @@ def delete_stale_averages(folder: Path, train_state: TrainState) -> None:
 def load_checkpoint(
     folder: Path, model: AnyModel, optimizer: torch.optim.Optimizer, ema: EMA | None = None
 ) -> TrainState:
-    """Puts a run back to where its last checkpoint was made; a fresh TrainState where there is none."""
+    """Load the last checkpoint of a folder and return its TrainState; a new TrainState if there is none."""
     path = folder / LAST_CHECKPOINT
     if not path.is_file():
         return TrainState()
@@ -113,7 +117,7 @@ def load_checkpoint(
         train_state = TrainState(**json.loads(metadata["train_state"]))
         load_optimizer_state(optimizer, tensors_by_prefix["optimizer"])
     except (KeyError, TypeError, ValueError, RuntimeError):
-        raise InputError(f"{path}: not a whole checkpoint of qkv's; remove it to train afresh") from None
+        raise InputError(f"{path}: not a complete checkpoint; remove it to train from the start") from None
     if ema is not None:
         ema.load_state_dict(tensors_by_prefix["ema"])
     return train_state

@@ -1,4 +1,4 @@
-"""A run as people watch it: a bar in the terminal, plain lines elsewhere, TensorBoard on request."""
+"""Display a run: a progress bar in a terminal, plain lines elsewhere, TensorBoard events on request."""
 
 from __future__ import annotations
 
@@ -7,18 +7,23 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from qkv.errors import InputError
 from qkv.reports.report import headline_metrics
 from qkv.train.run_log import Record
 
-_DISPLAY_NAMES = {"token_error_rate": "token error rate", "sequence_error_rate": "sequence error rate", "next_sentence_loss": "next-sentence loss"}
+_DISPLAY_NAMES = {
+    "token_error_rate": "token error rate",
+    "sequence_error_rate": "sequence error rate",
+    "next_sentence_loss": "next-sentence loss",
+}
 _PERCENT_METRICS = ("token_error_rate", "sequence_error_rate", "accuracy")
 _TIME_KEYS = ("seconds", "eta_seconds")
 
 
 def format_record(record: Record) -> str:
-    """A record in words."""
+    """Return a record as text; "" if there is nothing to show."""
     values = record.values
     if record.kind == "note":
         return "\n".join(record.samples)
@@ -29,8 +34,10 @@ def format_record(record: Record) -> str:
         names = headline_metrics([name for name in values if name not in _TIME_KEYS])
         scores = [f"{_DISPLAY_NAMES.get(name, name)} {_format_value(name, values[name])}" for name in names]
         return "\n  ".join([f"step {record.step}: held-out {', '.join(scores)}", *record.samples])
-    kept_weights = f"the mean of the last {values['num_averaged_checkpoints']:.0f} checkpoints" if values["num_averaged_checkpoints"] else f"step {values['best_step']:.0f}"
-    return f"finished at step {record.step} after {format_duration(values['seconds'])} of training; kept {kept_weights}"
+    best_weights = f"step {values['best_step']:.0f}" if "best_step" in values else ""
+    if values["num_averaged_checkpoints"]:
+        best_weights = f"the mean of the last {values['num_averaged_checkpoints']:.0f} checkpoints"
+    return f"finished at step {record.step} after {format_duration(values['seconds'])} of training; kept {best_weights}"
 
 
 def _format_value(name: str, value: float) -> str:
@@ -38,24 +45,30 @@ def _format_value(name: str, value: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Seconds as people say them."""
+    """Return a duration as hours and minutes, minutes and seconds, or seconds."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def _is_main_rank() -> bool:
-    """Of several processes only the first one does; torchrun tells each its number."""
+    """Return whether this is the first or only process; torchrun sets RANK."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def print_on_main(text: str) -> None:
+    """Print in the main process only."""
     if _is_main_rank():
         print(text, flush=True)
 
 
 def display(records: Iterable[Record], steps: int | None) -> bool:
-    """Draws the records; False where there were none. Who does not know the steps is told by a note."""
+    """Show the records of a run as they come; return False if there were none.
+
+    Args:
+        records: the records of `qkv.fit`.
+        steps: number of steps of the run; None: as in the first record, a note.
+    """
     if not _is_main_rank() or not sys.stderr.isatty():
         any_records = False
         for record in records:
@@ -63,6 +76,10 @@ def display(records: Iterable[Record], steps: int | None) -> bool:
             if format_record(record):
                 print_on_main(format_record(record))
         return any_records
+    return _display_progress_bar(records, steps)
+
+
+def _display_progress_bar(records: Iterable[Record], steps: int | None) -> bool:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -72,7 +89,7 @@ def display(records: Iterable[Record], steps: int | None) -> bool:
         BarColumn(),
         TextColumn("loss {task.fields[loss]:.3f}  {task.fields[speed]:,.0f} tokens/s "),
         TimeElapsedColumn(),
-        TextColumn("{task.fields[left]} left"),  # the run's own estimate, which knows of validations and checkpoints
+        TextColumn("{task.fields[left]} left"),  # the run's own estimate, which includes validations and checkpoints
     )
     iterator = iter(records)
     with console.status("reading the data"):
@@ -81,11 +98,12 @@ def display(records: Iterable[Record], steps: int | None) -> bool:
         return False
     with Progress(*columns, console=console) as bar:
         total = steps or first_record.values.get("max_steps", 1)
-        task = bar.add_task("", total=total, loss=float("nan"), speed=0, left="?")
+        task = bar.add_task("", total=total, completed=first_record.step, loss=float("nan"), speed=0, left="?")
         for record in itertools.chain([first_record], iterator):
-            values = record.values
             if record.kind == "train":
-                fields = {"loss": values["loss"], "speed": values["tokens_per_second"], "left": format_duration(values["eta_seconds"])}
+                values = record.values
+                fields: dict[str, Any] = {"loss": values["loss"], "speed": values["tokens_per_second"]}
+                fields["left"] = format_duration(values["eta_seconds"])
                 bar.update(task, completed=record.step, **fields)
             elif format_record(record):
                 bar.console.print(format_record(record), highlight=False, markup=False)
@@ -93,17 +111,17 @@ def display(records: Iterable[Record], steps: int | None) -> bool:
 
 
 def log_tensorboard(records: Iterable[Record], folder: Path) -> Iterator[Record]:
-    """Passes records on and writes them as TensorBoard events beside the run."""
+    """Pass records on and write their values as TensorBoard events to the run folder."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise InputError("--tensorboard needs the package: pip install 'qkv[tensorboard]'") from None
-    writer = None
+    writer: Any = None
     if not _is_main_rank():
         yield from records
         return
     for record in records:
-        writer = writer or SummaryWriter(str(folder / "tensorboard"))  # not before the run has claimed its folder
+        writer = writer or SummaryWriter(str(folder / "tensorboard"))  # only after the run has locked its folder
         for name, value in record.values.items():
             writer.add_scalar(f"{record.kind}/{name}", value, record.step)
         writer.flush()

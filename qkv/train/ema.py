@@ -1,7 +1,4 @@
-"""Weights that trail behind the trained ones: their exponential moving average (Polyak & Juditsky 1992).
-
-It is smoother than what the last batches made of the weights, and often scores better.
-"""
+"""Exponential moving average (EMA) of the weights (Polyak & Juditsky 1992), which often scores better."""
 
 from __future__ import annotations
 
@@ -11,55 +8,55 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from qkv.checkpoints.model_folder import unique_state_dict
+from qkv.checkpoints.state import unique_state_dict
 from qkv.errors import InputError
 
 
 class EMA:
-    """average = decay x average + (1 - decay) x weights, a step each; in float32, where the model lies."""
+    """average = decay · average + (1 - decay) · weights at each step; in float32, on the model's device."""
 
-    def __init__(self, model: nn.Module, decay: float):
+    def __init__(self, model: nn.Module, decay: float) -> None:
         if not 0 <= decay < 1:
-            raise InputError(f"the decay of averaged weights lies between 0 and 1, such as 0.999; it cannot be {decay}")
+            raise InputError(f"the decay of an EMA is at least 0 and below 1, such as 0.999, not {decay}")
         self.decay = decay
         self._averages = {name: tensor.detach().float().clone() for name, tensor in unique_state_dict(model).items()}
 
     @torch.no_grad()
     def update(self, model: nn.Module, step: int | None = None) -> None:
-        """Takes in the weights of one more step; nothing waits for the device.
+        """Add the weights of a step to the average, without waiting for the device.
 
-        Given its number, the first steps forget faster: random weights would stay in the mean for long.
+        With the number of the step, the first steps have a smaller decay, so that initial weights are soon forgotten.
         """
         decay = self.decay if step is None else min(self.decay, (1 + step) / (10 + step))
         weights = [tensor.float() for tensor in self._weights_in_order(model)]
         torch._foreach_lerp_(list(self._averages.values()), weights, 1 - decay)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The averages themselves, named as `qkv.checkpoints.model_folder.unique_state_dict` names them: tied weights once."""
+        """Return the averages by the names of `qkv.checkpoints.state.unique_state_dict`: tied weights once."""
         return dict(self._averages)
 
     @torch.no_grad()
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        """Goes on from what `state_dict` gave."""
+        """Load what `state_dict` returned."""
         if tensors.keys() != self._averages.keys():
             other = min(tensors.keys() ^ self._averages.keys())
-            raise InputError(f"averaged weights: '{other}' is not on both sides; do they belong to another model?")
+            raise InputError(f"EMA weights: '{other}' is not in both models; do they belong to another model?")
         for name, average in self._averages.items():
             if tensors[name].shape != average.shape:
-                shapes = f"{list(tensors[name].shape)} there and {list(average.shape)} here"
-                raise InputError(f"averaged weights: '{name}' is {shapes}; do they belong to another model?")
+                shapes = f"{list(tensors[name].shape)}, and the model's is {list(average.shape)}"
+                raise InputError(f"EMA weights: '{name}' is {shapes}; do they belong to another model?")
         for name, average in self._averages.items():
             average.copy_(tensors[name])
 
     @contextmanager
     def applied_to(self, model: nn.Module) -> Iterator[None]:
-        """The model has the averaged weights inside of the block, and its own to the bit behind it."""
+        """Give the model the averaged weights inside the block, and exactly its own weights after it."""
         original = [weight.clone() for weight in self._weights_in_order(model)]
         try:
             _copy_tensors(self._weights_in_order(model), list(self._averages.values()))
             yield
         finally:
-            # asked for anew: that makes a sharded model give up what it had gathered of the other weights
+            # looked up again, which makes a sharded model release the other weights that it had gathered
             _copy_tensors(self._weights_in_order(model), original)
 
     def _weights_in_order(self, model: nn.Module) -> list[Tensor]:
@@ -69,5 +66,5 @@ class EMA:
 
 @torch.no_grad()
 def _copy_tensors(targets: list[Tensor], sources: list[Tensor]) -> None:
-    for target, source in zip(targets, sources, strict=True):  # one by one: sharded tensors know no other way
+    for target, source in zip(targets, sources, strict=True):  # sharded tensors support no batched copy
         target.copy_(source)

@@ -1,4 +1,4 @@
-"""The model that a recipe starts from."""
+"""The pretrained model that a recipe starts from."""
 
 from __future__ import annotations
 
@@ -6,17 +6,24 @@ import dataclasses
 from collections.abc import Sequence
 
 from qkv import spec
-from qkv.checkpoints.model_folder import ModelBundle, load, load_state, unique_state_dict
+from qkv.checkpoints import ModelBundle, load
+from qkv.checkpoints.state import load_state, unique_state_dict
 from qkv.errors import InputError
 from qkv.nn.model import build_on_meta
 from qkv.recipe.parse import DROPOUT_KEYS
-from qkv.recipe.schema import BaseRecipe, FinetuneRecipe, PretrainingRecipe, TokenizerSection
+from qkv.recipe.schema import BaseRecipe
 
 
 def load_initial_model(recipe: BaseRecipe, head: str | None = None, labels: Sequence[str] | None = None) -> ModelBundle:
-    """What `model.init_from` names, with the recipe's dropout: that is how it is trained, not what it is."""
-    if isinstance(recipe, FinetuneRecipe | PretrainingRecipe) and recipe.tokenizer != TokenizerSection():
-        raise InputError("tokenizer: a model that is there has its tokeniser; leave out this section, or model.init_from")
+    """Load the model of `model.init_from` with the recipe's dropout.
+
+    Args:
+        recipe: a recipe with `model.init_from`.
+        head: the head to put on the backbone; None: the one it was saved with.
+        labels: the names of the head's outputs.
+    """
+    if recipe.has_tokenizer_section:
+        raise InputError("tokenizer: a pretrained model has its own; leave out this section, or model.init_from")
     init_from = str(recipe.model["init_from"])
     bundle = load(init_from, head=head, labels=labels)
     spec_with_dropout = spec.with_dropout(bundle.model.spec, *(recipe.model.get(key) for key in DROPOUT_KEYS))

@@ -1,4 +1,4 @@
-"""One recipe trained several times, with other seeds or other parts held out: each figure's mean and deviation."""
+"""Several runs of one recipe, with different seeds or different folds held out: mean and deviation of each metric."""
 
 from __future__ import annotations
 
@@ -9,74 +9,49 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from qkv.data.labels import LabeledExample
-from qkv.errors import InputError
-from qkv.recipe.schema import FinetuneRecipe, Recipe
-from qkv.train.trainer import LOG
-from qkv.train.workloads.finetuning import make_task
-from qkv.train.workloads.task_data import fold_of, read_split
+from qkv.recipe.schema import Recipe
+from qkv.train.run_log import LOG
+from qkv.train.workload import workload_class
 
+# fields of a log record that are no metrics
 _RUN_KEYS = ("kind", "step", "seconds", "samples", "best_step", "num_averaged_checkpoints", "tokens")
 
 
 class RunVariant(NamedTuple):
     """One of several runs."""
 
-    name: str  # seed1, or fold1
+    name: str  # such as seed1 or fold1of5
     recipe: Recipe
     folder: Path
 
 
 def with_seeds(recipe: Recipe, folder: Path, count: int) -> Iterator[RunVariant]:
-    """The recipe's seed, and those after it."""
+    """Yield `count` runs: with the recipe's seed and with those after it."""
     for seed in range(recipe.seed, recipe.seed + count):
         yield RunVariant(f"seed{seed}", replace(recipe, seed=seed), folder.with_name(f"{folder.name}-seed{seed}"))
 
 
 def with_folds(recipe: Recipe, folder: Path, count: int) -> Iterator[RunVariant]:
-    """Cross-validation: each training example is held out once; a validation part that the recipe has is not used."""
-    if not isinstance(recipe, FinetuneRecipe):
-        raise InputError("--num-folds goes with tasks; this recipe is of another kind, give --num-seeds")
-    hold_out = {name: fraction for name, fraction in recipe.data.hold_out.items() if name != "valid"}
-    recipe = replace(recipe, data=replace(recipe.data, valid=None, hold_out=hold_out))
-    check_folds(recipe, count)
-    for index in range(1, count + 1):
-        data = replace(recipe.data, fold=[index, count])
+    """Yield the runs of a cross-validation: each training example is held out in one of them."""
+    for index, fold_recipe in enumerate(workload_class(recipe).fold_recipes(recipe, count), start=1):
         name = f"fold{index}of{count}"
-        yield RunVariant(name, replace(recipe, data=data), folder.with_name(f"{folder.name}-{name}"))
-
-
-def check_folds(recipe: FinetuneRecipe, count: int) -> None:
-    """Says before the first run which class a later one could not learn: one whose examples all lie in one fold."""
-    if recipe.data.skip_bad:  # then they are left out, and listed
-        return
-    task, examples = make_task(recipe), read_split(replace(recipe.data, fold=None), "train")
-    if not examples or not isinstance(examples[0], LabeledExample):
-        return
-    all_labels, folds = set(task.labels(examples)), [fold_of(example, recipe.data.group_by, count) for example in examples]
-    for index in range(1, count + 1):
-        train_examples = [example for example, fold in zip(examples, folds, strict=True) if fold != index]
-        missing = sorted(all_labels.difference(task.labels(train_examples)))
-        if missing:
-            message = f"all examples of '{missing[0]}' lie in fold {index}, where nothing is left to learn it from"
-            raise InputError(f"--num-folds: {message}; give more of them, or another number of folds")
+        yield RunVariant(name, fold_recipe, folder.with_name(f"{folder.name}-{name}"))
 
 
 def final_metrics(folder: Path) -> dict[str, float]:
-    """What a finished run's weights scored on its held-out examples."""
+    """Return the validation metrics of a finished run's weights, from its log."""
     records = [json.loads(line) for line in (folder / LOG).read_text(encoding="utf-8").splitlines()]
     record = next(line for line in reversed(records) if line["kind"] == "final")
-    if not record["num_averaged_checkpoints"]:  # else it says all that the averaged weights scored
+    if not record["num_averaged_checkpoints"]:  # else the record itself has all metrics of the averaged weights
         record = next(line for line in records if line["kind"] == "valid" and line["step"] == record["best_step"])
     return {name: value for name, value in record.items() if name not in _RUN_KEYS}
 
 
 def summary(metrics_by_run: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-    """Each figure's values, by run, with their mean and sample standard deviation."""
-    names = next(iter(metrics_by_run.values()))
+    """Return the values of each metric, one per run, with their mean and sample standard deviation."""
     result: dict[str, Any] = {"runs": list(metrics_by_run), "metrics": {}}
-    for name in names:
-        values = [run[name] for run in metrics_by_run.values()]
+    for name in next(iter(metrics_by_run.values())):
+        values = [metrics[name] for metrics in metrics_by_run.values()]
         result["metrics"][name] = {
             "values": values,
             "mean": statistics.fmean(values),
@@ -86,7 +61,7 @@ def summary(metrics_by_run: Mapping[str, Mapping[str, float]]) -> dict[str, Any]
 
 
 def render(result: Mapping[str, Any]) -> str:
-    """The same as a table."""
+    """Return a summary as a table of text, one row per metric."""
     width = max(len(name) for name in result["metrics"])
     columns = [*result["runs"], "mean", "std"]
     rows = [" " * width + "".join(f"  {name:>10}" for name in columns)]

@@ -2,78 +2,87 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from qkv import spec
 from qkv.errors import InputError
 from qkv.nn.model import HEAD_MODULES, Model
-from qkv.recipe.schema import FinetuneConfig, TrainConfig
+from qkv.recipe.schema import TrainConfig
 from qkv.train.perf.lazy_adamw import LazyEmbeddingAdamW, find_lazy_embeddings
 
 
 def build_optimizer(
-    model: Model, train_config: TrainConfig, finetune: FinetuneConfig | None = None, *, lazy_embeddings: bool = False
+    model: Model, train_config: TrainConfig, layerwise_lr_decay: float = 1.0, *, lazy_embeddings: bool = False
 ) -> torch.optim.Optimizer:
-    """Adam (Kingma & Ba 2015) or AdamW (Loshchilov & Hutter 2019) of what is to be trained; biases and norms are not
-    decayed.
+    """Build Adam (Kingma & Ba 2015) or AdamW (Loshchilov & Hutter 2019) of the trainable parameters.
 
-    In fine-tuning a layer may have a smaller rate than the one above it (Howard & Ruder 2018), and large embeddings may
-    be trained lazily (`qkv.train.perf.lazy_adamw`).
+    Args:
+        model: the model; biases and norms have no weight decay.
+        train_config: optimizer, learning rate, betas, epsilon and weight decay.
+        layerwise_lr_decay: learning rate of a layer relative to the layer above it (Howard & Ruder 2018).
+        lazy_embeddings: update large embeddings row by row (`qkv.train.perf.lazy_adamw`).
     """
     if train_config.weight_decay and train_config.optimizer == "adam":
         raise InputError("train.weight_decay: plain adam has none; choose optimizer: adamw, or set it to 0")
-    layer_decay = 1.0 if finetune is None else finetune.layerwise_lr_decay
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
         is_matrix = parameter.dim() > 1 and not name.endswith("bias")
-        lr_scale = layer_decay ** layers_below_head(model.spec, name) if layer_decay != 1 else 1.0
+        lr_scale = layerwise_lr_decay ** layers_below_head(model.spec, name) if layerwise_lr_decay != 1 else 1.0
         groups.setdefault((lr_scale, train_config.weight_decay if is_matrix else 0.0), []).append(parameter)
-    # matrices first, the highest layers first: the order in which a checkpoint names their moments
+    # matrices first, the highest layers first: checkpoints number the moments in this order
     order = sorted(groups, key=lambda key: (-key[0], -key[1]))
     param_groups = [{"params": groups[key], "weight_decay": key[1], "lr_scale": key[0]} for key in order]
-    settings = {"lr": train_config.learning_rate, "betas": tuple(train_config.betas), "eps": train_config.adam_epsilon, "fused": True}
+    beta1, beta2 = train_config.betas
+    settings: dict[str, Any] = {"lr": train_config.learning_rate, "betas": (beta1, beta2), "fused": True}
+    settings["eps"] = train_config.adam_epsilon
     if train_config.optimizer == "adam":
         return torch.optim.Adam(param_groups, **settings)
     embeddings = find_lazy_embeddings(model) if lazy_embeddings else []
-    return LazyEmbeddingAdamW(param_groups, embeddings, **settings) if embeddings else torch.optim.AdamW(param_groups, **settings)
+    if embeddings:
+        return LazyEmbeddingAdamW(param_groups, embeddings, **settings)
+    return torch.optim.AdamW(param_groups, **settings)
 
 
-def layers_below_head(s: spec.Model, name: str) -> int:
-    """How many layers lie between a parameter and the head; of an encoder-decoder, each side's own.
+def layers_below_head(model_spec: spec.Model, name: str) -> int:
+    """Return the number of layers from a parameter up to the head; in an encoder-decoder, those of its own side.
 
-    Embeddings, and the distances that all layers share, lie under all of them; a final norm goes with the head.
+    Embeddings and position biases that all layers share are below all layers; a final norm counts as part of the head.
     """
     side, *rest = name.split(".")
     if side in HEAD_MODULES:
         return 0
-    module_spec = getattr(s, side, None)
+    module_spec = getattr(model_spec, side, None)
     num_layers = _num_layers(module_spec)
     if num_layers and rest[0] in ("blocks", "layers"):
         return num_layers - int(rest[1])
     if isinstance(module_spec, spec.TransformerStack) and rest[0] == "norm":
         return 0
-    return max(_num_layers(s.encoder), _num_layers(s.decoder)) + 1
+    return max(_num_layers(model_spec.encoder), _num_layers(model_spec.decoder)) + 1
 
 
 def _num_layers(module_spec: object) -> int:
-    return module_spec.num_layers if isinstance(module_spec, spec.TransformerStack) else module_spec.layers if isinstance(module_spec, spec.RecurrentEncoder) else 0
+    if isinstance(module_spec, spec.TransformerStack):
+        return module_spec.num_layers
+    return module_spec.layers if isinstance(module_spec, spec.RecurrentEncoder) else 0
 
 
 def optimizer_state_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Moments and step counts, named by the parameter's number."""
+    """Return moments and step counts, named by the number of the parameter."""
     state = optimizer.state_dict()["state"]
     return {f"{index}.{name}": tensor for index, tensors in state.items() for name, tensor in tensors.items()}
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """The inverse of `optimizer_state_tensors`."""
+    """Load what `optimizer_state_tensors` returned; moments that do not fit a parameter raise a ValueError."""
     state: dict[int, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
-        index, name = key.split(".")
-        state.setdefault(int(index), {})[name] = tensor
+        number, name = key.split(".")
+        state.setdefault(int(number), {})[name] = tensor
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for index, parameter in enumerate(parameters):
         for name in ("exp_avg", "exp_avg_sq"):

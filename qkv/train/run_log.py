@@ -1,4 +1,4 @@
-"""What a run tells: records, the log, and the sums between two records."""
+"""The log of a run: records, the file they are appended to, and the sums between two records."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,22 +18,28 @@ from qkv.errors import InputError
 from qkv.files import atomic_write_text
 from qkv.train.distributed.processes import DistributedInfo, all_reduce_sum
 
+LOG = "log.jsonl"
+
 
 @dataclass(frozen=True)
 class Record:
-    """What happened: kind is `train`, `valid` or `final`."""
+    """An event of a run."""
 
     kind: str
+    """`note` (about the data or a resumed run), `train`, `valid` or `final`."""
     step: int
+    """Number of optimizer steps so far."""
     values: dict[str, float] = field(default_factory=dict)
-    samples: tuple[str, ...] = ()  # what the model says
+    """Losses, metrics, speed and times."""
+    samples: tuple[str, ...] = ()
+    """Lines of text: notes, or outputs of the model for validation inputs."""
 
 
 def append_record(path: Path, record: Record) -> None:
-    """Adds a record to a JSON-lines file."""
-    fields = {"kind": record.kind, "step": record.step} | record.values
+    """Append a record to a JSON-lines file."""
+    fields: dict[str, Any] = {"kind": record.kind, "step": record.step} | record.values
     if record.samples:
-        fields["samples"] = list(record.samples)  # type: ignore[assignment]
+        fields["samples"] = list(record.samples)
     try:
         with open(path, "a", encoding="utf-8") as file:
             file.write(json.dumps(fields, ensure_ascii=False) + "\n")
@@ -41,14 +48,14 @@ def append_record(path: Path, record: Record) -> None:
 
 
 def truncate_log(path: Path, step: int) -> None:
-    """Drops what a killed run logged past its checkpoint."""
+    """Drop the records after a step, which a killed run logged after its last checkpoint."""
     if path.is_file():
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
         atomic_write_text(path, "".join(line for line in lines if _step_of_line(line) <= step))
 
 
 def _step_of_line(line: str) -> float:
-    """The step of a log line; what a kill cut short belongs to none."""
+    """Return the step of a record; infinity for a line that was cut off by a kill."""
     try:
         return float(json.loads(line)["step"]) if line.endswith("\n") else math.inf
     except (ValueError, KeyError, TypeError):
@@ -56,9 +63,9 @@ def _step_of_line(line: str) -> float:
 
 
 class LossMeter:
-    """Losses, tokens and time since the last record; losses stay on the device so that no step waits for them."""
+    """Sums of losses, tokens and time since the last record; losses stay on the device, so that no step waits."""
 
-    def __init__(self, loss_names: Sequence[str], device: torch.device):
+    def __init__(self, loss_names: Sequence[str], device: torch.device) -> None:
         self.loss_names = loss_names
         self.loss_sums = torch.zeros(len(loss_names), device=device)
         self.target_counts = [0] * len(loss_names)
@@ -66,7 +73,7 @@ class LossMeter:
         self.seconds, self._resumed_at = 0.0, time.perf_counter()
 
     def add(self, losses: Tensor, target_counts: Sequence[int], tokens: int) -> None:
-        """One step's losses [kinds], their targets, and its real tokens."""
+        """Add the loss sums of a step [losses], their numbers of targets, and its tokens."""
         self.loss_sums += losses
         self.target_counts = [old + new for old, new in zip(self.target_counts, target_counts, strict=True)]
         self.tokens += tokens
@@ -74,7 +81,7 @@ class LossMeter:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """What is done inside is not training."""
+        """Exclude the time inside the block from the training time."""
         if self.loss_sums.device.type == "cuda":
             torch.cuda.synchronize(self.loss_sums.device)
         self.seconds += time.perf_counter() - self._resumed_at
@@ -84,17 +91,19 @@ class LossMeter:
             self._resumed_at = time.perf_counter()
 
     def check_finite(self, step: int, dist_info: DistributedInfo) -> None:
-        """A run that has diverged stops here, before anything good is overwritten."""
+        """Stop a diverged run before it overwrites its checkpoint."""
         if not bool(torch.isfinite(all_reduce_sum(self.loss_sums, dist_info)).all()):
             message = f"the loss is not finite by step {step}, and nothing was saved"
             raise InputError(f"{message}; lower train.learning_rate or set train.max_grad_norm, with another --output")
 
     def flush(self, dist_info: DistributedInfo) -> tuple[dict[str, float], float]:
-        """Means since the last time over all processes, and the seconds of training; while paused."""
+        """Return means over all processes and training seconds since the last call; to be called while paused."""
         counts = all_reduce_sum(torch.tensor(self.target_counts), dist_info).clamp(min=1)
-        means = dict(zip(self.loss_names, (all_reduce_sum(self.loss_sums, dist_info).double() / counts).tolist(), strict=True))
+        means = (all_reduce_sum(self.loss_sums, dist_info).double() / counts).tolist()
         seconds = self.seconds
-        values = means | {"tokens_per_second": self.tokens / max(seconds, 1e-9)}
+        values = dict(zip(self.loss_names, means, strict=True)) | {
+            "tokens_per_second": self.tokens / max(seconds, 1e-9)
+        }
         self.loss_sums.zero_()
         self.target_counts = [0] * len(self.loss_names)
         self.tokens = self.steps = 0

@@ -1,28 +1,84 @@
-"""Learning rate as a function of the step alone, so that a resumed run needs nothing but its step."""
+"""Learning-rate schedules, and the length of a run in steps.
+
+The rate is a function of the step alone, so that a resumed run needs only its step. A schedule is a function
+`(step, warmup_steps, max_steps) -> fraction of the peak rate` for the steps after the linear warm-up. Register one with
+`qkv.register.schedule` and name it in `train.schedule`.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from qkv import spec
+from qkv.errors import InputError
+from qkv.recipe.registries import SCHEDULES
+from qkv.recipe.schema import Recipe, TrainConfig
 
 
 def learning_rate_at(schedule: str, step: int, *, peak_lr: float, warmup_steps: int, max_steps: int) -> float:
-    """The rate for step 1, 2, …: it climbs to `peak_lr` over `warmup_steps`, then falls as `schedule` says.
-
-    `inverse_sqrt` is the Transformer paper's (Vaswani et al. 2017, 5.3), written by its peak: the paper's
-    d_model^-1/2 * min(step^-1/2, step * warmup_steps^-3/2) has its peak (d_model * warmup_steps)^-1/2 at that step.
-    """
+    """Return the learning rate of a step (1, 2, …): linear warm-up to `peak_lr`, then the schedule."""
     if step < warmup_steps:
         return peak_lr * step / warmup_steps
-    if schedule == "inverse_sqrt":
-        return peak_lr * math.sqrt(max(warmup_steps, 1) / step)
-    progress = min(1.0, (step - warmup_steps) / max(1, max_steps - warmup_steps))
-    if schedule == "linear":
-        return peak_lr * (1 - progress)
-    if schedule == "cosine":
-        return peak_lr * (1 + math.cos(math.pi * progress)) / 2
-    return peak_lr  # constant
+    return peak_lr * SCHEDULES.get(schedule)(step, warmup_steps, max_steps)
+
+
+def inverse_sqrt(step: int, warmup_steps: int, max_steps: int) -> float:  # noqa: ARG001
+    """Decay with the inverse square root of the step (Vaswani et al. 2017, section 5.3).
+
+    The paper's d_model^-1/2 · min(step^-1/2, step · warmup_steps^-3/2) peaks at step warmup_steps.
+    """
+    return math.sqrt(max(warmup_steps, 1) / step)
+
+
+def linear(step: int, warmup_steps: int, max_steps: int) -> float:
+    """Decay linearly to zero at the last step."""
+    return 1 - _progress(step, warmup_steps, max_steps)
+
+
+def cosine(step: int, warmup_steps: int, max_steps: int) -> float:
+    """Decay along half a cosine wave to zero at the last step."""
+    return (1 + math.cos(math.pi * _progress(step, warmup_steps, max_steps))) / 2
+
+
+def constant(step: int, warmup_steps: int, max_steps: int) -> float:  # noqa: ARG001
+    """Keep the peak rate."""
+    return 1.0
+
+
+def _progress(step: int, warmup_steps: int, max_steps: int) -> float:
+    return min(1.0, (step - warmup_steps) / max(1, max_steps - warmup_steps))
 
 
 def noam_peak(d_model: int, warmup_steps: int, factor: float = 1.0) -> float:
-    """The peak of the paper's schedule for a model of this width."""
+    """Return the peak rate of the Transformer paper's schedule for a model of this width."""
     return factor / math.sqrt(d_model * warmup_steps)
+
+
+def peak_learning_rate(train_config: TrainConfig, model_spec: spec.Model, warmup_steps: int) -> float:
+    """Return the peak learning rate: `learning_rate`, or the paper's for the model's width (`noam_factor`)."""
+    if train_config.noam_factor is None:
+        return train_config.learning_rate
+    embedding = model_spec.target_embedding or model_spec.source_embedding
+    assert embedding is not None  # every model has an input embedding
+    if not warmup_steps:
+        raise InputError("train.noam_factor: this schedule needs a warm-up; set train.warmup_steps to 1 or more")
+    return noam_peak(embedding.d_model, warmup_steps, train_config.noam_factor)
+
+
+class RunLength(NamedTuple):
+    """The durations of a run in optimizer steps."""
+
+    max_steps: int
+    warmup_steps: int
+    valid_every: int
+
+
+def resolve_steps(recipe: Recipe, steps_per_epoch: Callable[[], int]) -> RunLength:
+    """Return the durations of a run, which a recipe may give in epochs or as a fraction of all steps."""
+    train_config, max_steps = recipe.train, recipe.train.max_steps
+    if max_steps is None:
+        max_steps = max(1, round((train_config.epochs or 0) * steps_per_epoch()))
+    valid_every = recipe.validation.every_steps or steps_per_epoch()
+    return RunLength(max_steps, train_config.warmup_steps_of(max_steps), valid_every)

@@ -1,116 +1,211 @@
-"""What a training loop works on: batches, their losses, a score. The loop knows no more than this of data and model."""
+"""Workloads: what the trainer trains. The training loop uses data and losses only through this interface.
+
+A workload is registered under the recipe key that selects it: `objective` for pretraining, `task` for fine-tuning; a
+recipe with neither learns from pairs. A further workload is a class with the methods of `Workload` and a `recipe_class`
+whose `key` is the name that it is registered under.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from torch import nn
 
 from qkv import spec
-from qkv.checkpoints.model_folder import AnyModel
+from qkv.checkpoints import ModelBundle
+from qkv.checkpoints.state import AnyModel
 from qkv.data.batching import DataPosition
 from qkv.errors import InputError
 from qkv.objectives.loss import LossSum
-from qkv.recipe.schema import FinetuneRecipe, Recipe, Seq2SeqRecipe
+from qkv.recipe.schema import RECIPE_CLASSES, BaseRecipe, Recipe
+from qkv.registry import Registry
+
+if TYPE_CHECKING:
+    from qkv.train.cost_inputs import CostInputs
 
 
 class AnyBatch(Protocol):
-    """Examples, packed."""
+    """A batch of examples that can be split into micro-batches."""
 
     @property
     def tokens(self) -> int:
-        """Real ones."""
+        """Number of tokens without padding."""
         ...
 
-    def split(self, num_microbatches: int) -> list[Any]: ...
+    def split(self, num_microbatches: int) -> list[Any]:
+        """Split into at most `num_microbatches` batches of about equal token count."""
+        ...
 
 
 class Workload(Protocol):
-    """Pairs, text or a task. A part of a batch is what `collate` makes: a named tuple with its `num_targets`."""
+    """The data of a run, with its losses and its validation.
 
-    @property
-    def recipe(self) -> Recipe:
-        """As it is written down: with what the training data decided."""
+    `collate` turns a micro-batch into model inputs: a named tuple with `num_targets`, the number of targets per loss.
+    """
+
+    recipe_class: ClassVar[type[BaseRecipe]]
+    """Schema of the recipes of this workload."""
+
+    @classmethod
+    def build(cls, recipe: Any, folder: Path, data: Any = None) -> Workload:
+        """Read the data that a recipe names and load or configure its model.
+
+        Args:
+            recipe: an instance of `recipe_class`.
+            folder: the run folder, whose tokenizer is used if a run is resumed.
+            data: the recipe's data if it was already read; None: it is read now.
+        """
+        ...
+
+    @classmethod
+    def test(
+        cls, bundle: ModelBundle, recipe: Any, paths: Sequence[str] | None = None, format: str | None = None
+    ) -> dict[str, float]:
+        """Return the metrics of a trained model on test data.
+
+        Args:
+            bundle: the model with its tokenizers or image processor, in eval mode.
+            recipe: the recipe that it was trained with.
+            paths: other test files; None: the recipe's test data (pretraining: its held-out text).
+            format: format of `paths`; None: that of the recipe.
+        """
+        ...
+
+    @classmethod
+    def cost_inputs(
+        cls, recipe: Any, folder: Path, model_spec: spec.Model | None, vocab_sizes: tuple[int, int] | None
+    ) -> CostInputs:
+        """Return the model and the sequence lengths for `qkv.cost`.
+
+        Args:
+            recipe: the recipe of a run, or of a new model.
+            folder: the run folder; for a new model, the recipe file.
+            model_spec: the model of a run; None for a new model.
+            vocab_sizes: source and target vocabulary sizes of a new model; None: as in the data.
+        """
+        ...
+
+    @classmethod
+    def fold_recipes(cls, recipe: Any, count: int) -> list[Any]:
+        """Return the recipes of a cross-validation with `count` folds, or refuse it."""
         ...
 
     @property
-    def spec(self) -> spec.Model: ...
+    def recipe(self) -> Recipe:
+        """The recipe, with the settings that were inferred from the training data."""
+        ...
+
+    @property
+    def spec(self) -> spec.Model:
+        """The model's spec."""
+        ...
 
     @property
     def loss_names(self) -> tuple[str, ...]:
-        """Names of the losses, which are added up."""
+        """Names of the losses, whose means are added up."""
         ...
 
     @property
     def metric(self) -> str:
-        """The score that decides."""
+        """Validation metric that selects the best checkpoint."""
         ...
 
     @property
-    def higher_is_better(self) -> bool: ...
+    def higher_is_better(self) -> bool:
+        """Direction of `metric`."""
+        ...
 
     @property
     def data_notes(self) -> tuple[str, ...]:
-        """What a person should know of the data before the first step."""
+        """Lines about the data for the user, shown before the first step."""
         ...
 
     def fingerprint(self) -> str:
-        """The same for the same training data."""
+        """Return a digest of the training data, by which a resumed run recognizes other data."""
         ...
 
     def check(self) -> None:
-        """Says what is wrong with data and settings together, before anything is written."""
+        """Refuse data and settings that do not fit each other, before anything is written."""
         ...
 
     def save_assets(self, folder: Path) -> None:
-        """Puts what the model needs beside it into the run's folder: its tokenisers."""
+        """Write the files that the model needs besides its weights, such as tokenizers, to the run folder."""
+        ...
+
+    def steps_per_epoch(self) -> int:
+        """Return the number of batches in which all training examples are seen once."""
         ...
 
     def batches_from(self, epoch: int, batch_index: int) -> Iterator[tuple[DataPosition, AnyBatch]]:
-        """Batches for ever, each with the place behind it."""
+        """Yield batches without end from a position of the data, each with the position after it."""
         ...
 
     def collate(self, batch: Any, step: int) -> Any:
-        """What the model takes, on the host; called from any thread."""
+        """Return the model inputs of a micro-batch, on the host; several threads may call this."""
         ...
 
     def losses(self, model: AnyModel, inputs: Any) -> tuple[LossSum, ...]:
-        """One of each kind."""
+        """Return the losses, in the order of `loss_names`."""
         ...
 
     def model(self) -> AnyModel:
-        """The model before its first step."""
+        """Return the model before its first step."""
         ...
 
-    def evaluate(self, model: AnyModel) -> dict[str, float]: ...
+    def evaluate(self, model: AnyModel) -> dict[str, float]:
+        """Return the metrics of a model in eval mode on the validation data; `metric` is among them."""
+        ...
 
     def sample_outputs(self, model: AnyModel) -> list[str]:
-        """What the model now says of texts that it was not trained on."""
+        """Return lines with outputs of the model for some validation inputs."""
         ...
+
+
+class _WorkloadRegistry(Registry[type[Workload]]):
+    """Workload classes by recipe key; registering one also makes its recipe class known to the parser."""
+
+    def register(self, name: str, entry: Any = None) -> Any:
+        """Add a workload class under a new recipe key: `register("key", cls)`, or as a decorator."""
+        if entry is None:
+            return lambda decorated: self.register(name, decorated)
+        recipe_type = getattr(entry, "recipe_class", None)
+        if not (isinstance(recipe_type, type) and issubclass(recipe_type, BaseRecipe) and recipe_type.key == name):
+            raise InputError(f"workload '{name}': recipe_class must be a subclass of BaseRecipe with key = '{name}'")
+        super().register(name, entry)
+        RECIPE_CLASSES[name] = recipe_type
+        return entry
+
+
+WORKLOADS: Registry[type[Workload]] = _WorkloadRegistry(
+    "workload",
+    {
+        "objective": "qkv.train.workloads.pretraining:PretrainingWorkload",
+        "task": "qkv.train.workloads.finetuning:FinetuneWorkload",
+        "": "qkv.train.workloads.seq2seq:Seq2SeqWorkload",
+    },
+)
+
+
+def workload_class(recipe: BaseRecipe) -> type[Workload]:
+    """Return the workload class of a recipe."""
+    return WORKLOADS.get(recipe.key)
+
+
+def refuse_folds() -> InputError:
+    """Return the error of workloads without cross-validation."""
+    return InputError("--num-folds goes with tasks; use --num-seeds for this recipe")
 
 
 class LossModule(nn.Module):
-    """A model with its losses as one module: what DDP wraps has to be called as a whole."""
+    """A model with its losses as one module, because DDP wraps what is called as a whole."""
 
-    def __init__(self, model: AnyModel, workload: Workload):
+    def __init__(self, model: AnyModel, workload: Workload) -> None:
         super().__init__()
         self.model = model
         self._workload = workload
 
     def forward(self, inputs: Any) -> tuple[LossSum, ...]:
+        """Return the losses of a micro-batch."""
         return self._workload.losses(self.model, inputs)
-
-
-def build_workload(recipe: Recipe, folder: Path) -> Workload:
-    """Reads what a recipe names."""
-    from qkv.train.workloads import finetuning, pretraining, seq2seq
-
-    if isinstance(recipe, Seq2SeqRecipe):
-        return seq2seq.build_seq2seq_workload(recipe, folder)
-    if recipe.train.scheduled_sampling or recipe.train.rdrop_alpha:
-        raise InputError("train.scheduled_sampling and train.rdrop_alpha go with pairs; leave them out here")
-    if isinstance(recipe, FinetuneRecipe):
-        return finetuning.build_finetune_workload(recipe, folder)
-    return pretraining.build_pretraining_workload(recipe, folder)

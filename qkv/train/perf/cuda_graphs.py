@@ -1,8 +1,8 @@
-"""The forward and backward pass of a batch as one CUDA graph, once batches of the same shape come again.
+"""Capture the forward and backward pass as a CUDA graph when batches of the same shape repeat.
 
-A step of a small model is a thousand kernels, each shorter than the time in which the host launches it. Packed batches
-of language models all have one shape: their launches are recorded once and then replayed by one call. Batches of varied
-lengths hardly ever repeat, and go on as they came, unless they were put in a frame (`qkv.train.perf.static_batch`).
+A step of a small model is a thousand kernels, each shorter than its launch by the host. Packed batches of language
+models all have the same shape: their launches are captured once and then replayed by one call. Batches of varied
+lengths hardly ever repeat and run eagerly, unless they are padded to a static shape (`qkv.train.perf.static_batch`).
 """
 
 from __future__ import annotations
@@ -22,21 +22,23 @@ from qkv.train.perf.static_batch import StaticShapePadder, can_pad
 LossTotals = tuple[Tensor, ...]
 InputsT = TypeVar("InputsT", bound=tuple[Any, ...])
 
-_EAGER_RUNS = 2  # times that a shape runs before it is recorded: what is compiled or planned is then there
+_EAGER_RUNS = 2  # eager runs of a shape before it is captured, in which kernels are compiled and plans are made
 _MAX_GRAPHS = 4
-_MAX_KEYS = 64  # that are remembered: among varied lengths nearly every batch has its own
+_MAX_KEYS = 64  # shapes that are counted: with varied lengths nearly every batch has its own
 
 
 class CudaGraphRunner:
-    """Calls `backward`, which adds a part's gradient to the parameters' `.grad` and returns its losses, detached.
+    """Calls `backward` eagerly, or replays its captured graph.
 
-    A recording holds the addresses that it used. Of the `parameters` it is known where their gradients lie: those that
-    are None before a part are made by the recording, in place of the last ones, and cost no addition. Who names no
-    parameters must zero gradients in place and never let go of them. Autocast is to be entered inside `backward`, for
-    its copies of the weights are made anew in every pass, and whatever else it reads must change in place.
+    `backward` adds the gradient of a micro-batch to the parameters' `.grad` and returns its losses, detached.
 
-    What asks the host for something (a number, a copy to the device) cannot be recorded; then a warning says so and
-    everything runs plainly. Dropout in a replay follows the random state of the moment, as in any other call.
+    A graph holds the addresses that it used. The addresses of the gradients of `parameters` are part of the key of a
+    graph: gradients that are None before a micro-batch are created by the graph, which saves an addition. Without
+    `parameters`, gradients must be zeroed in place and never be released. Autocast must be entered inside `backward`,
+    because its copies of the weights are made in each pass; all other tensors that it reads must be updated in place.
+
+    Code that waits for the device or copies to it cannot be captured; then there is a warning, and all batches run
+    eagerly. Dropout in a replay follows the current random state, as in any other call.
     """
 
     def __init__(
@@ -45,22 +47,30 @@ class CudaGraphRunner:
         parameters: Iterable[Tensor] = (),
         padder: StaticShapePadder | None = None,
         capture_all: bool = True,
-    ):
-        """With `padder`, batches of varied lengths may be put into one shape; not `capture_all`: only such are recorded."""
+    ) -> None:
+        """Make a runner.
+
+        Args:
+            backward: the function to run.
+            parameters: the parameters whose gradients it computes.
+            padder: pads batches of varied lengths to one shape.
+            capture_all: whether other batches than padded ones are captured too.
+        """
         self.backward = backward
         self.parameters = list(parameters)
         self.padder, self.capture_all = padder, capture_all
         self.call_counts: OrderedDict[Hashable, int] = OrderedDict()
-        self.static_inputs: dict[Hashable, Any] = {}  # parts whose tensors a recording reads
+        self.static_inputs: dict[Hashable, Any] = {}  # inputs whose tensors a graph reads
         self.graphs: dict[Hashable, _CapturedGraph] = {}
         self.stream: torch.cuda.Stream | None = None
         self.enabled = True
 
     def pad(self, inputs: InputsT) -> InputsT:
-        """The part as it is to be called with."""
+        """Return the inputs to call this with: padded if possible."""
         return inputs if self.padder is None or not self.enabled else self.padder(inputs)
 
     def __call__(self, inputs: InputsT) -> LossTotals:
+        """Run `backward` on the inputs of a micro-batch and return its loss sums."""
         should_capture = self.capture_all or (self.padder is not None and can_pad(inputs))
         if not (self.enabled and should_capture) or _device(inputs).type != "cuda":
             return self.backward(inputs)
@@ -74,17 +84,18 @@ class CudaGraphRunner:
         if num_calls < _EAGER_RUNS or len(self.graphs) == _MAX_GRAPHS:
             return self._run_on_side_stream(inputs)
         if key not in self.static_inputs:
-            self.static_inputs[key] = _clone_inputs(inputs)  # what the layers plan about its layouts is planned before the recording
+            # layers make plans for the layouts of the clone before it is captured
+            self.static_inputs[key] = _clone_inputs(inputs)
             return self._run_on_side_stream(self.static_inputs[key])
-        if not _can_copy_static(self.static_inputs[key]):  # lengths went into more than the tensors that are refilled
+        if not _can_copy_static(self.static_inputs[key]):  # lengths were used outside the tensors that a replay refills
             self.padder = None
             return self._run_on_side_stream(inputs)
         return self._replay(key, inputs) if self._capture(key) else self.backward(inputs)
 
     def _run_on_side_stream(self, inputs: Any) -> LossTotals:
-        """On the stream of the recording: gradients are added where their parameters were first used."""
+        """Run eagerly on the stream of the capture, because gradients are accumulated on the stream of first use."""
         if self.stream is None:
-            self.stream = torch.cuda.Stream()
+            self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # untyped in torch
         current_stream = torch.cuda.current_stream()
         self.stream.wait_stream(current_stream)
         with torch.cuda.stream(self.stream):
@@ -96,19 +107,21 @@ class CudaGraphRunner:
 
     def _capture(self, key: Hashable) -> bool:
         graph = torch.cuda.CUDAGraph()
-        # one pool serves all: no two graphs run at the same time, and totals are copied out at once
+        # one memory pool for all: no two graphs run at the same time, and totals are copied at once
         pool = next(iter(self.graphs.values())).graph.pool() if self.graphs else None
         previous_gradients = [p.grad for p in self.parameters]
         try:
-            # other threads, a loader's say, may use the device meanwhile
+            # other threads, such as a loader's, may use the device meanwhile
             with torch.cuda.graph(graph, pool, self.stream, capture_error_mode="thread_local"):
                 totals = self.backward(self.static_inputs[key])
         except RuntimeError as error:
             self._disable(previous_gradients)
-            warnings.warn(f"this step cannot be a CUDA graph and runs without: {_first_line(error)}", stacklevel=4)
+            warnings.warn(
+                f"this step cannot be captured as a CUDA graph and runs eagerly: {_first_line(error)}", stacklevel=4
+            )
             return False
         self.graphs[key] = _CapturedGraph(graph, totals, [p.grad for p in self.parameters])
-        del self.call_counts[key]  # what the graph reads is never forgotten
+        del self.call_counts[key]  # static inputs of a graph are never dropped
         return True
 
     def _disable(self, gradients: list[Tensor | None]) -> None:
@@ -116,7 +129,7 @@ class CudaGraphRunner:
         self.static_inputs.clear()
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient
-        for generator in torch.cuda.default_generators:  # a recording that broke off leaves them in its hands
+        for generator in torch.cuda.default_generators:  # a failed capture leaves generators in capture state
             generator.graphsafe_set_state(generator.clone_state())
 
     def _replay(self, key: Hashable, inputs: Any) -> LossTotals:
@@ -136,7 +149,7 @@ class _CapturedGraph:
 
 
 def capture_key(inputs: tuple[Any, ...]) -> Hashable:
-    """All that a recording depends on but the numbers in the tensors."""
+    """Return everything that a graph depends on, except the values of the tensors."""
     return type(inputs), *(_field_key(field) for field in inputs)
 
 

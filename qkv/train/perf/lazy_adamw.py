@@ -1,9 +1,9 @@
-"""AdamW for large embeddings of which a training set uses few rows, as in fine-tuning on a CPU.
+"""AdamW for large embeddings of which a dataset uses few rows, as in fine-tuning on a CPU.
 
-A row that never had a gradient has no moments: all that AdamW (Loshchilov & Hutter 2019) does to it is to decay it, by
-the same factor as every other such row. So these rows sleep: their common factor is kept as one number, and a row is
-brought up to date where it is looked up. The others, gathered, go through AdamW as ever. With a vocabulary of 30,000
-and a set that has 2,500 of its words, a step neither fills nor reads nor updates nine tenths of the embedding.
+A row that never had a gradient has no moments: AdamW (Loshchilov & Hutter 2019) only decays it, by the same factor as
+every other such row. These inactive rows share one factor, which is applied to a row when it is looked up. The active
+rows are gathered and updated by AdamW. With a vocabulary of 30,000 and a dataset with 2,500 of its tokens, a step does
+not touch nine tenths of the embedding.
 """
 
 from __future__ import annotations
@@ -18,30 +18,33 @@ from torch.optim.adamw import adamw
 
 from qkv.nn.embedding import TokenEmbedding
 
-_MIN_ROWS = 4096  # rows of an embedding that is worth it
-_MAX_ACTIVE_FRACTION = 0.5  # share of rows from which on all of them together are faster
+_MIN_ROWS = 4096  # minimum rows of an embedding that is updated lazily
+_MAX_ACTIVE_FRACTION = 0.5  # above this fraction of active rows, a dense update is faster
 
 
 class LazyEmbedding:
-    """An embedding, which rows of it ever had a gradient, and how far the others are behind."""
+    """An embedding with its active rows, which had a gradient, and the pending decay of the others."""
 
-    def __init__(self, module: nn.Embedding):
+    def __init__(self, module: nn.Embedding) -> None:
         self.module = module
         self.active = torch.zeros(module.num_embeddings, dtype=torch.bool)
-        self.active_rows = torch.empty(0, dtype=torch.long)  # those awake, in order
-        self.total_decay = 1.0  # the product of all steps' factors
-        self.applied_decay = torch.ones(len(self.active), dtype=torch.float64)  # what it was when a row was last right
+        self.active_rows = torch.empty(0, dtype=torch.long)  # in ascending order
+        self.total_decay = 1.0  # product of the decay factors of all steps
+        self.applied_decay = torch.ones(
+            len(self.active), dtype=torch.float64
+        )  # total_decay when a row was last updated
         module.sparse = True
         self.hook = module.register_forward_pre_hook(lambda _, inputs: self.catch_up(inputs[0].unique()))
 
     def activate(self, rows: Tensor) -> None:
+        """Mark rows that have a gradient."""
         if not bool(self.active[rows].all()):
             self.active[rows] = True
             self.active_rows = self.active.nonzero()[:, 0]
 
     @torch.no_grad()
     def catch_up(self, rows: Tensor) -> None:
-        """Rows that are asleep get the decay that they missed."""
+        """Apply the pending decay to the inactive rows among `rows`."""
         stale_rows = rows[~self.active[rows] & (self.applied_decay[rows] != self.total_decay)]
         if len(stale_rows):
             weight = self.module.weight
@@ -50,33 +53,35 @@ class LazyEmbedding:
             self.applied_decay[stale_rows] = self.total_decay
 
     def flush(self) -> None:
+        """Apply the pending decay to all rows."""
         self.catch_up(torch.arange(len(self.active)))
 
     def disable(self) -> None:
-        """From now on the embedding is one like others."""
+        """Return to dense updates of the embedding."""
         self.flush()
         self.hook.remove()
         self.module.sparse = False
 
 
 class LazyEmbeddingAdamW(torch.optim.AdamW):
-    """torch's, to whose state and figures its own are equal, where some weights are those of `embeddings`."""
+    """torch's AdamW with lazy updates of `embeddings`; weights and state are equal to those of torch's."""
 
-    def __init__(self, param_groups: Any, embeddings: list[LazyEmbedding], **settings: Any):
+    def __init__(self, param_groups: Any, embeddings: list[LazyEmbedding], **settings: Any) -> None:
         super().__init__(param_groups, **settings)
         self.embeddings = {embedding.module.weight: embedding for embedding in embeddings}
 
     def flush(self) -> None:
-        """To be called before a weight is read by other means than a lookup: saved, scored, averaged."""
+        """Apply all pending decay; to be called before weights are read other than by lookup, such as saved."""
         for embedding in self.embeddings.values():
             embedding.flush()
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update all parameters."""
         lazy_params = [(group, p) for group in self.param_groups for p in group["params"] if p in self.embeddings]
         sparse_grads = [(group, p, p.grad.coalesce()) for group, p in lazy_params if p.grad is not None]
         for _, p, _ in sparse_grads:
-            p.grad = None  # torch's own kernels take no such gradient
+            p.grad = None  # torch's AdamW refuses sparse gradients
         result = super().step(closure)
         for group, p, gradient in sparse_grads:
             self._update(group, p, gradient)
@@ -106,14 +111,14 @@ class LazyEmbeddingAdamW(torch.optim.AdamW):
         self._disable_mostly_active()
 
     def _disable_mostly_active(self) -> None:
-        """Of tables most of whose rows are awake."""
+        """Return to dense updates of embeddings with many active rows."""
         for weight, embedding in list(self.embeddings.items()):
             if len(embedding.active_rows) > _MAX_ACTIVE_FRACTION * len(embedding.active):
                 embedding.disable()
                 del self.embeddings[weight]
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """The rows that have moments are those that had a gradient."""
+        """Load the state; rows with moments are active."""
         super().load_state_dict(state_dict)
         for weight, embedding in self.embeddings.items():
             for name in ("exp_avg", "exp_avg_sq"):
@@ -123,11 +128,13 @@ class LazyEmbeddingAdamW(torch.optim.AdamW):
 
 
 def find_lazy_embeddings(model: nn.Module) -> list[LazyEmbedding]:
-    """The trained embeddings that are worth it, and that nothing but a lookup reads: not those that a head shares."""
+    """Return the large trained embeddings that are read only by lookup, so not those tied to a head."""
     use_counts = Counter(id(weight) for module in model.modules() for weight in module._parameters.values())
     embeddings = [module.tokens for module in model.modules() if isinstance(module, TokenEmbedding)]
     return [
         LazyEmbedding(embedding)
         for embedding in embeddings
-        if embedding.num_embeddings >= _MIN_ROWS and embedding.weight.requires_grad and use_counts[id(embedding.weight)] == 1
+        if embedding.num_embeddings >= _MIN_ROWS
+        and embedding.weight.requires_grad
+        and use_counts[id(embedding.weight)] == 1
     ]

@@ -1,9 +1,9 @@
-"""Learning from text alone: pieces of documents under one or several objectives, perplexity of held-out text."""
+"""Pretraining on text: chunks of documents, one or several objectives, perplexity of held-out text."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,49 +13,102 @@ import numpy as np
 import torch
 
 from qkv import families, spec
-from qkv.checkpoints.model_folder import SOURCE_TOKENIZER_FILE, AnyModel, ModelBundle
+from qkv.checkpoints import ModelBundle
+from qkv.checkpoints.model_folder import SOURCE_TOKENIZER_FILE
+from qkv.checkpoints.state import AnyModel
 from qkv.data.batching import DataPosition
 from qkv.data.corpora.chunks import ChunkBatch, ChunkBatches
 from qkv.data.corpora.streaming import StreamingBatches
 from qkv.data.corpora.tokenized_corpus import TokenizedCorpus
-from qkv.data.rng import CounterRNG, Ints, PackedChunks
-from qkv.data.template_batch import apply_template
+from qkv.data.rng import CounterRNG, PackedChunks
 from qkv.errors import InputError
-from qkv.generation.generate import eval_mode
+from qkv.metrics.perplexity import mean_losses
 from qkv.nn import build
-from qkv.objectives import clm, compat, denoising, mlm, span_corruption
 from qkv.objectives.loss import LossSum, to_device
+from qkv.objectives.mixture import ObjectiveMixture
+from qkv.objectives.samples import SAMPLE_LENGTH
 from qkv.recipe.schema import PretrainingRecipe
 from qkv.tokenization.tokenizer import Tokenizer
-from qkv.tokenization.vocab_tables import VocabTables, build_vocab_tables
+from qkv.train.cost_inputs import CostInputs, with_lengths_up_to
 from qkv.train.init_model import load_initial_model
+from qkv.train.workload import refuse_folds
 from qkv.train.workloads.pretraining_data import (
     Chunker,
     find_tokenizer,
     load_training_corpus,
     load_validation_corpus,
     spec_for_tokenizer,
-    uses_nsp,
+    spec_for_vocab_size,
 )
-from qkv.train.workloads.samples import sample_text
 
-_MAX_MEAN_LOSS = 700.0  # a mean loss above which its exponential is no number
+_MAX_MEAN_LOSS = 700.0  # the exponential of a larger mean loss overflows
 
 
 @dataclass(frozen=True)
 class PretrainingWorkload:
-    """See `qkv.train.workload.Workload`."""
+    """Pretraining on text; implements `qkv.train.workload.Workload`."""
 
     recipe: PretrainingRecipe
     chunker: Chunker
     train_corpus: TokenizedCorpus | StreamingBatches
     data_fingerprint: str  # digest of the training text
     valid_corpus: TokenizedCorpus
-    initial_model: AnyModel | None = None  # what it starts from; None: a fresh one
+    initial_model: AnyModel | None = None  # pretrained model to continue from; None: a newly initialized one
 
+    recipe_class = PretrainingRecipe
     metric = "perplexity"
     higher_is_better = False
     data_notes = ()
+
+    @classmethod
+    def build(cls, recipe: PretrainingRecipe, folder: Path, data: None = None) -> PretrainingWorkload:  # noqa: ARG003
+        """Read the text, train or load the tokenizer, and load the pretrained model if the recipe names one."""
+        objectives = ObjectiveMixture(recipe.objective, recipe.seed).objectives
+        unsmoothed = [name for name, objective in objectives.items() if not objective.supports_label_smoothing]
+        if recipe.train.label_smoothing and unsmoothed:
+            raise InputError(f"train.label_smoothing: is not supported by {', '.join(unsmoothed)}; set it to 0")
+        initial_model = None
+        if "init_from" in recipe.model:
+            initial_model, tokenizer = _load_pretrained(recipe)
+            chunker = Chunker(recipe, tokenizer, initial_model.spec)
+        else:
+            tokenizer = find_tokenizer(recipe, folder)
+            chunker = Chunker(recipe, tokenizer, spec_for_tokenizer(recipe, tokenizer))
+        valid_corpus = load_validation_corpus(recipe, tokenizer)
+        return cls(recipe, chunker, *load_training_corpus(recipe, chunker), valid_corpus, initial_model)
+
+    @classmethod
+    def test(
+        cls,
+        bundle: ModelBundle,
+        recipe: PretrainingRecipe,
+        paths: Sequence[str] | None = None,
+        format: str | None = None,
+    ) -> dict[str, float]:
+        """Return the perplexity of text; see `evaluate_perplexity`."""
+        return evaluate_perplexity(bundle, recipe, None if paths is None else [*paths], format)
+
+    @classmethod
+    def cost_inputs(
+        cls,
+        recipe: PretrainingRecipe,
+        folder: Path,
+        model_spec: spec.Model | None,
+        vocab_sizes: tuple[int, int] | None,
+    ) -> CostInputs:
+        """Return the model with chunks of the maximum length, which most chunks of a corpus have."""
+        if vocab_sizes is not None:
+            raise InputError("--vocab-size: this model has one vocabulary; set tokenizer.vocab_size instead")
+        if model_spec is None and recipe.tokenizer.vocab_size is not None:  # nearly exact, without reading the text
+            model_spec = spec_for_vocab_size(recipe, recipe.tokenizer.vocab_size)
+        elif model_spec is None:
+            model_spec = spec_for_tokenizer(recipe, find_tokenizer(recipe, folder))
+        return with_lengths_up_to(model_spec, recipe.data.max_length, recipe)
+
+    @classmethod
+    def fold_recipes(cls, recipe: PretrainingRecipe, count: int) -> list[PretrainingRecipe]:  # noqa: ARG003
+        """Refuse cross-validation."""
+        raise refuse_folds()
 
     @property
     def spec(self) -> spec.Model:
@@ -63,7 +116,12 @@ class PretrainingWorkload:
 
     @property
     def loss_names(self) -> tuple[str, ...]:
-        return ("loss", "next_sentence_loss") if self.chunker.uses_nsp else ("loss",)
+        return self.objectives.loss_names
+
+    @property
+    def objectives(self) -> ObjectiveMixture:
+        """The recipe's objectives."""
+        return self.chunker.objectives
 
     def fingerprint(self) -> str:
         return self.data_fingerprint
@@ -74,12 +132,18 @@ class PretrainingWorkload:
         self.check_validation_data()
 
     def check_validation_data(self) -> None:
+        """Refuse held-out text without a single target."""
         if not any(self.collate(batch, step).num_targets[0] for step, batch in enumerate(self._valid_batches)):
-            remedy = "give more of it, of longer documents, or raise the objective's rate"
-            raise InputError(f"no token of the held-out text is asked for; {remedy}")
+            remedy = "give more text, longer documents, or an objective that predicts more tokens"
+            raise InputError(f"the held-out text has no token to predict; {remedy}")
 
     def save_assets(self, folder: Path) -> None:
         self.chunker.tokenizer.save(folder / SOURCE_TOKENIZER_FILE)
+
+    def steps_per_epoch(self) -> int:
+        if isinstance(self._batches, StreamingBatches):
+            raise InputError("data.streaming: the number of batches of a stream is not known; set train.max_steps")
+        return self._batches.batches_per_epoch(0)
 
     def batches_from(self, epoch: int, batch_index: int) -> Iterator[tuple[DataPosition, ChunkBatch]]:
         return self._batches.iterate_from(epoch, batch_index)
@@ -89,48 +153,21 @@ class PretrainingWorkload:
         if isinstance(self.train_corpus, StreamingBatches):
             return self.train_corpus
         train_config = self.recipe.train
-        return ChunkBatches(self.chunker(self.train_corpus), train_config.batch_tokens, self.recipe.seed, train_config.num_workers)
-
-    @cached_property
-    def _vocab_tables(self) -> VocabTables:
-        return build_vocab_tables(self.chunker.tokenizer)
-
-    def objective_at(self, step: int) -> str:
-        """The one that a step has."""
-        active = self.recipe.objective.active
-        if len(active) == 1:
-            return next(iter(active))
-        return compat.sample_objective({name: config.weight for name, config in active.items()}, seed=self.recipe.seed, step=step)
+        return ChunkBatches(
+            self.chunker(self.train_corpus), train_config.batch_tokens, self.recipe.seed, train_config.num_workers
+        )
 
     def collate(self, batch: ChunkBatch, step: int) -> Any:
-        objective, rng = self.objective_at(step), CounterRNG(self.recipe.seed, batch.epoch)
-        config: Any = self.recipe.objective.active[objective]
-        if objective == "clm":
-            return clm.make_inputs(batch.chunks, bos_id=None if self.chunker.is_packed else self.chunker.tokenizer.bos_id)
-        chunks, type_ids = apply_template(batch, self.chunker.template)
-        if objective == "mlm":
-            assert isinstance(self.spec.source_embedding, spec.Embedding)
-            token_type_ids = type_ids if self.spec.source_embedding.num_segments and self.chunker.uses_nsp else None
-            return mlm.make_inputs(chunks, self._vocab_tables, rng, config, segments=token_type_ids, is_next=batch.is_next)
-        if objective == "span_corruption":
-            return span_corruption.make_inputs(chunks, self._vocab_tables, rng, config, model=self.spec)
-        noised = denoising.make_inputs(chunks, self._vocab_tables, rng, config, model=self.spec)
-        if noised.source.layout.max_length > self.chunker.max_input:
-            message = f"spans of mean length {config.poisson_lambda} put more masks into a text than they take tokens out of it"
-            raise InputError(f"objective.denoising.poisson_lambda: {message}; set it to 1 or more, or a smaller data.max_length")
-        return noised
+        rng = CounterRNG(self.recipe.seed, batch.epoch)
+        return self.objectives.at_step(step).prepare(batch, self.chunker.context, rng)
 
     def losses(self, model: Any, inputs: Any) -> tuple[LossSum, ...]:
-        if isinstance(inputs, mlm.Inputs):
-            return mlm.mlm_and_nsp_losses(model, inputs)
-        if isinstance(inputs, clm.Inputs):
-            return (clm.loss(model, inputs),)
-        label_smoothing = self.recipe.train.label_smoothing if model.training else 0.0  # a perplexity is of the text as it is
-        return (denoising.loss(model, inputs, label_smoothing=label_smoothing),)
+        label_smoothing = self.recipe.train.label_smoothing if model.training else 0.0  # perplexity is never smoothed
+        return self.objectives.of_inputs(inputs).losses(model, inputs, label_smoothing)
 
     @cached_property
     def _valid_batches(self) -> list[ChunkBatch]:
-        """The same pieces, spoilt in the same way, whenever they are scored."""
+        """The held-out chunks; their masks and noise are the same at every validation."""
         try:
             chunks = self.chunker(self.valid_corpus)
         except InputError as error:
@@ -148,83 +185,89 @@ class PretrainingWorkload:
         try:
             return build(self.spec)
         except InputError as error:
-            raise InputError(f"model: {error}; see model.d_model, model.heads and their like") from None
+            raise InputError(f"model: {error}; see model.d_model, model.heads and the other sizes") from None
         except RuntimeError as error:
             if "can't allocate memory" not in str(error):
                 raise
-            raise InputError("model: does not fit into memory; make it smaller (qkv cost says what it needs)") from None
+            raise InputError(
+                "model: does not fit into memory; make it smaller (qkv cost computes its memory)"
+            ) from None
 
     @torch.no_grad()
     def evaluate(self, model: AnyModel) -> dict[str, float]:
-        """Perplexity of the tokens that are asked for; of masked ones that is no probability of the text."""
-        sums = torch.zeros(len(self.loss_names), 2, dtype=torch.float64)
-        with eval_mode(model):
-            for step, batch in enumerate(self._valid_batches):
-                losses = self.losses(model, to_device(self.collate(batch, step), model.device))
-                sums += torch.tensor([[float(loss.total), loss.num_targets] for loss in losses], dtype=torch.float64)
-        means = [total / max(targets, 1) for total, targets in sums.tolist()]
+        """Return the perplexity of the predicted tokens, and each mean loss.
+
+        The perplexity of masked tokens is no probability of the text.
+        """
+        batches = (to_device(self.collate(batch, step), model.device) for step, batch in enumerate(self._valid_batches))
+        losses = (self.losses(model, inputs) for inputs in batches)
+        means = mean_losses([(float(loss.total), loss.num_targets) for loss in batch_losses] for batch_losses in losses)
         return {"perplexity": math.exp(min(means[0], _MAX_MEAN_LOSS))} | dict(zip(self.loss_names, means, strict=True))
 
     def sample_outputs(self, model: AnyModel) -> list[str]:
         num_samples = self.recipe.validation.num_samples
         batch_indices = [index * len(self._valid_batches) // max(1, num_samples) for index in range(num_samples)]
-        with eval_mode(model), torch.no_grad():
-            return [self._sample_output(model, self._valid_batches[batch_index], index) for index, batch_index in enumerate(batch_indices)]
+        with torch.no_grad():
+            return [
+                self._sample_output(model, self._valid_batches[batch_index], index)
+                for index, batch_index in enumerate(batch_indices)
+            ]
 
     def _sample_output(self, model: AnyModel, batch: ChunkBatch, index: int) -> str:
-        """Of a batch, the piece whose place in it is the sample's number."""
+        """Sample from the beginning of the chunk of `batch` whose row is the number of the sample."""
         lengths, row = batch.chunks.lengths, index % len(batch)
         start = int(lengths[:row].sum())
-        ids = batch.chunks.ids[start : start + int(lengths[row])]
-
-        def prepared(token_ids: Ints) -> Any:
-            return self.collate(ChunkBatch(0, PackedChunks.from_arrays(token_ids, [len(token_ids)], [index])), index)
-
-        return sample_text(model, self.chunker.tokenizer, ids, prepared)
-
-
-def build_pretraining_workload(recipe: PretrainingRecipe, folder: Path) -> PretrainingWorkload:
-    """Reads the text and trains the tokeniser, or takes the one that the run's folder has."""
-    if recipe.train.label_smoothing and {"clm", "mlm"} & set(recipe.objective.active):
-        raise InputError("train.label_smoothing: goes with denoising and span_corruption; set it to 0 for clm and mlm")
-    initial_model = None
-    if "init_from" in recipe.model:
-        initial_model, tokenizer = _load_pretrained(recipe)
-        chunker = Chunker(recipe, tokenizer, initial_model.spec)
-    else:
-        tokenizer = find_tokenizer(recipe, folder)
-        chunker = Chunker(recipe, tokenizer, spec_for_tokenizer(recipe, tokenizer))
-    valid_corpus = load_validation_corpus(recipe, tokenizer)
-    return PretrainingWorkload(recipe, chunker, *load_training_corpus(recipe, chunker), valid_corpus, initial_model)
+        ids = batch.chunks.ids[start : start + int(lengths[row])][:SAMPLE_LENGTH]
+        chunk = ChunkBatch(0, PackedChunks.from_arrays(ids, [len(ids)], [index]))
+        return self.objectives.at_step(index).sample(
+            model, chunk, self.chunker.context, CounterRNG(self.recipe.seed, 0)
+        )
 
 
 def _load_pretrained(recipe: PretrainingRecipe) -> tuple[AnyModel, Tokenizer]:
-    """A model that is there, under the head that the objectives ask, and its tokeniser (Gururangan et al. 2020)."""
+    """Load a pretrained model with the head that the objectives need, and its tokenizer (Gururangan et al. 2020)."""
     init_from = recipe.model["init_from"]
-    torch.manual_seed(recipe.seed)  # a head that the checkpoint has not is drawn
-    bundle, with_nsp = load_initial_model(recipe), uses_nsp(recipe)
-    s = bundle.model.spec
-    if s.head is None or s.head.kind != "lm" or (s.aux_head is not None) != with_nsp:
-        has_masked_lm = "masked_lm" in families.head_names(families.get_family(s.family))
-        bundle = load_initial_model(recipe, head="pretraining" if with_nsp else "masked_lm" if has_masked_lm else "lm")
+    torch.manual_seed(recipe.seed)  # for a head that the checkpoint lacks
+    bundle, objectives = load_initial_model(recipe), ObjectiveMixture(recipe.objective, recipe.seed)
+    model_spec = bundle.model.spec
+    has_head = model_spec.head is not None and model_spec.head.kind == "lm"
+    if not has_head or (model_spec.aux_head is not None) != objectives.sentence_pairs:
+        bundle = load_initial_model(recipe, head=_pretraining_head(model_spec.family, objectives))
     if bundle.source_tokenizer is None:
-        raise InputError(f"model.init_from: {init_from} has no tokeniser; name a model that has one")
-    for name in recipe.objective.active:
-        compat.check_objective(name, bundle.model.spec)
+        raise InputError(f"model.init_from: {init_from} has no tokenizer; name a model that has one")
+    objectives.check_model(bundle.model.spec)
     return bundle.model, bundle.source_tokenizer
+
+
+def _pretraining_head(family: str, objectives: ObjectiveMixture) -> str:
+    """Return the name of the family's head for the objectives."""
+    if objectives.sentence_pairs:
+        return "pretraining"
+    names = families.head_names(families.get_family(family))
+    return next((name for name in ("masked_lm", "lm", "seq2seq_lm") if name in names), "lm")
 
 
 def evaluate_perplexity(
     bundle: ModelBundle, recipe: PretrainingRecipe, paths: list[str] | None, format: str | None = None
 ) -> dict[str, float]:
-    """The score of a finished model on all of some text, by default on all of the recipe's held-out text."""
+    """Return the perplexity of a trained model on text, its mean losses and the number of tokens.
+
+    Args:
+        bundle: the model with its tokenizer.
+        recipe: the recipe of its run, which defines the objective.
+        paths: the text; None: the held-out text of the recipe, all of it.
+        format: file format of `paths`; None: that of the recipe.
+    """
     if bundle.source_tokenizer is None:
-        raise InputError("this model has no tokeniser, so that no text can be scored; give one that was trained here")
+        raise InputError("this model has no tokenizer, which evaluation on text needs; give the folder of a run")
     if paths is not None:
-        data_config = replace(recipe.data, valid=paths)
-        recipe = replace(recipe, data=data_config if format is None else replace(data_config, format=format))
+        # the reader of the files refuses an unknown format
+        data = replace(recipe.data, valid=paths, format=format or recipe.data.format)  # type: ignore[arg-type]
+        recipe = replace(recipe, data=data)
     recipe = replace(recipe, validation=replace(recipe.validation, max_tokens=2**62))
     valid_corpus = load_validation_corpus(recipe, bundle.source_tokenizer)
-    workload = PretrainingWorkload(recipe, Chunker(recipe, bundle.source_tokenizer, bundle.model.spec), valid_corpus, "", valid_corpus)
+    workload = PretrainingWorkload(
+        recipe, Chunker(recipe, bundle.source_tokenizer, bundle.model.spec), valid_corpus, "", valid_corpus
+    )
     workload.check_validation_data()
     return workload.evaluate(bundle.model) | {"tokens": float(valid_corpus.tokens)}

@@ -1,8 +1,8 @@
-"""Commands of ours, one after another, by all the processes of one launch; torchrun starts this file.
+"""Run several qkv commands in all processes of one launch; torchrun starts this file.
 
     python -m torch.distributed.run --standalone --nproc-per-node 2 commands.py FILE
 
-FILE holds a JSON list of ports and words. To start Python with torch three times takes longer than what they do.
+FILE holds a JSON list of ports and arguments. One launch saves the time of starting Python with torch several times.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from qkv.cli import main
 
 def all_of_them(commands: list[tuple[int, list[str]]]) -> None:
     for port, words in commands:
-        # each meets in a place of its own: in torchrun's they would find what the one before has left
+        # each command has its own rendezvous: in torchrun's they would find the keys of the previous one
         os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "False", "MASTER_PORT": str(port)}
         sys.argv = ["qkv", *words]
         try:

@@ -1,4 +1,4 @@
-"""A small translation task, made here: sentences of which every word has one other; and tiny pretrained models."""
+"""A small synthetic translation task, in which every word has one translation, and tiny pretrained models."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ test: {{metrics: [bleu, chrf]}}
 seed: 3
 """
 TEXT = "tokenizer: {source: {kind: bpe, vocab_size: 300}, joint_vocab: true}"
-FRESH = "{family: transformer, size: tiny, d_model: 16, heads: 2, layers: 1, d_ff: 32, max_length: 64, share_embeddings: true}"
+FRESH = (
+    "{family: transformer, size: tiny, d_model: 16, heads: 2, layers: 1, d_ff: 32, max_length: 64, "
+    "share_embeddings: true}"
+)
 
 
 def sentence(chance: random.Random) -> list[str]:
@@ -36,7 +39,7 @@ def sentence(chance: random.Random) -> list[str]:
 
 
 def write_files(folder: Path, train: int = 60, valid: int = 8) -> None:
-    """Aligned files of two sides."""
+    """Write aligned source and target files."""
     chance = random.Random(7)
     for part, count in (("train", train), ("valid", valid)):
         rows = [sentence(chance) for _ in range(count)]
@@ -46,7 +49,7 @@ def write_files(folder: Path, train: int = 60, valid: int = 8) -> None:
 
 
 def write_summaries(folder: Path) -> None:
-    """SciTLDR's form: sentences of a document, several summaries of it."""
+    """Write documents in SciTLDR's format, each with several summaries."""
     chance = random.Random(8)
     for part, count in (("train", 20), ("dev", 5), ("test", 5)):
         rows = [[" ".join(sentence(chance)) + "." for _ in range(4)] for _ in range(count)]
@@ -55,7 +58,7 @@ def write_summaries(folder: Path) -> None:
 
 
 def write_recipe(folder: Path, model: str = FRESH, text: str = TEXT) -> Path:
-    """Files and a recipe; gives its path."""
+    """Write files and a recipe; return the path of the recipe."""
     write_files(folder)
     path = folder / "recipe.yaml"
     path.write_text(RECIPE.format(folder=folder, model=model, text=text), encoding="utf-8")
@@ -63,19 +66,23 @@ def write_recipe(folder: Path, model: str = FRESH, text: str = TEXT) -> Path:
 
 
 def pretrained(folder: Path, family: str) -> Path:
-    """A tiny T5, BART or Marian with its own tokenisers, as if somebody had pretrained it."""
+    """Write a tiny T5, BART or Marian with its own tokenizers, in place of a pretrained one."""
     source, target = tokenisers(folder, family)
     sizes = {"source_vocab_size": source.vocab_size, "target_vocab_size": target.vocab_size}
     torch.manual_seed(2)
     if family == "t5":
         shape = t5.Config(d_model=16, heads=2, d_kv=8, layers=1, d_ff=24)
-        made = t5.make_spec(shape, **{side: size + 3 for side, size in sizes.items()})  # more rows than tokens, as theirs
+        made = t5.make_spec(
+            shape, **{side: size + 3 for side, size in sizes.items()}
+        )  # more rows than tokens, as in published checkpoints
     elif family == "bart":
         made = bart.make_spec(bart.Config(d_model=16, max_length=48, **HALVES), **sizes)
     else:
         assert target.pad_id is not None
         assert target.eos_id is not None
-        made = marian.make_spec(marian.Config(d_model=16, max_length=48, **HALVES), **sizes, bos_id=target.pad_id, eos_id=target.eos_id)
+        made = marian.make_spec(
+            marian.Config(d_model=16, max_length=48, **HALVES), **sizes, bos_id=target.pad_id, eos_id=target.eos_id
+        )
     save(ModelBundle(build(made), source, target), folder)
     return folder
 
@@ -84,10 +91,12 @@ HALVES = {"heads": 2, "layers": 1, "d_ff": 24, "decoder_heads": 2, "decoder_laye
 
 
 def tokenisers(folder: Path, family: str) -> tuple[Tokenizer, Tokenizer]:
-    """Those of a family, trained on the words; Marian's cut each side by a model of its own."""
+    """Return the tokenizers of a family, trained on the words; Marian has one per side."""
     lines = [f"{one} {other}." for one, other in WORDS.items()] * 3 + ["translate English to German: summarize:"]
     if family != "marian":
-        kind, template, size = ("unigram", t5.TOKENIZER_TEMPLATE, 170) if family == "t5" else ("byte_bpe", bart.TOKENIZER_TEMPLATE, 300)
+        kind, template, size = (
+            ("unigram", t5.TOKENIZER_TEMPLATE, 170) if family == "t5" else ("byte_bpe", bart.TOKENIZER_TEMPLATE, 300)
+        )
         both = train_tokenizer(kind, lines, vocab_size=size, template=template)
         return both, both
     names, files = ["</s>", "<unk>"], folder.with_name(f"{folder.name}-files")
@@ -113,7 +122,7 @@ def framed(tokeniser: Tokenizer, text: str) -> list[int]:
 
 
 def summaries(folder: Path) -> Path:
-    """A recipe that learns to sum up, from a pretrained T5."""
+    """Return a recipe for summarization with a pretrained T5."""
     write_summaries(folder)
     recipe = write_recipe(folder, f"{{init_from: {pretrained(folder / 't5', 't5')}}}", "")
     text = recipe.read_text("utf-8")
@@ -125,7 +134,7 @@ def summaries(folder: Path) -> Path:
 
 
 def mixed(folder: Path, *, weights: tuple[float | None, float | None] = (None, None)) -> Path:
-    """A recipe of two sets under their prefixes, from a pretrained T5."""
+    """Return a recipe that mixes two datasets with prefixes, from a pretrained T5."""
     write_files(folder)
     write_summaries(folder)
     model = pretrained(folder / "t5", "t5")

@@ -1,8 +1,8 @@
-"""Tiny models trained for a few steps by however many processes there are; torchrun starts this file.
+"""Train tiny models for a few steps with any number of processes; torchrun starts this file.
 
     python -m torch.distributed.run --standalone --nproc-per-node 2 several.py FOLDER
 
-What a run found lies in FOLDER/<model>-<kind>: `losses.json`, `model.safetensors` and, of shards, its checkpoint.
+The results are in FOLDER/<model>-<kind>: `losses.json`, `model.safetensors` and, with shards, the checkpoint.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from qkv import spec
-from qkv.checkpoints.model_folder import unique_state_dict
 from qkv.checkpoints.safetensors_io import load_tensors, save_tensors
+from qkv.checkpoints.state import unique_state_dict
 from qkv.families import bert, gpt2, rnn, t5
 from qkv.files import atomic_write_text
 from qkv.nn import Decoder, Ragged, build
@@ -39,13 +39,13 @@ from qkv.train.distributed.processes import (
 )
 from qkv.train.distributed.sharded_checkpoint import gather_state_dict, load_full_state_dict, load_sharded, save_sharded
 
-STEPS, SAVE, PARTS = 5, 3, 3  # three parts a batch: two ranks cannot have as many each
+STEPS, SAVE, PARTS = 5, 3, 3  # three micro-batches per batch, which two ranks cannot share equally
 WORDS = 31
 
 
 class Case(NamedTuple):
     spec: spec.Model
-    draw: Callable[[torch.Generator], Any]  # a part of a batch
+    draw: Callable[[torch.Generator], Any]  # one micro-batch
     losses: Callable[[Any, Any], tuple[LossSum, ...]]
 
 
@@ -85,14 +85,16 @@ def one(loss: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], tuple[LossSu
     return lambda model, part: (LossSum(loss(model, part), len(part.labels)),)
 
 
-# odd widths, so that shards are not of one size
+# odd widths, so that shards differ in size
 _BERT = bert.Config(d_model=18, heads=2, layers=2, d_ff=25, max_length=16, dropout=0.1, attention_dropout=0.0)
 _GPT2 = gpt2.Config(d_model=18, heads=2, layers=2, max_length=16, dropout=0.0, embed_dropout=0.0, attention_dropout=0.0)
 _T5 = t5.Config(d_model=18, heads=2, d_kv=5, layers=1, d_ff=25, dropout=0.0, max_length=16)
 _RNN = rnn.Config(d_model=12, hidden_size=14, layers=1, dropout=0.0, max_length=16)
 
 CASES = {
-    "bert": Case(bert.make_spec(_BERT, source_vocab_size=WORDS, head="pretraining"), pairs_with_masks, mlm.mlm_and_nsp_losses),
+    "bert": Case(
+        bert.make_spec(_BERT, source_vocab_size=WORDS, head="pretraining"), pairs_with_masks, mlm.mlm_and_nsp_losses
+    ),
     "gpt2": Case(gpt2.make_spec(_GPT2, target_vocab_size=WORDS), text, lambda model, part: (clm.loss(model, part),)),
     "t5": Case(t5.make_spec(_T5, source_vocab_size=WORDS, target_vocab_size=WORDS), pairs, one(seq2seq.loss)),
     "rnn": Case(rnn.make_spec(_RNN, source_vocab_size=WORDS, target_vocab_size=WORDS), pairs, one(seq2seq.loss)),
@@ -100,12 +102,12 @@ CASES = {
 
 
 def train(name: str, kind: str, folder: Path, ranks: DistributedInfo) -> list[float]:
-    """Each step's loss over the global batch, from the folder's checkpoint if it has one."""
+    """Return the loss of each step over the global batch, starting from the folder's checkpoint if it has one."""
     case = CASES[name]
     torch.manual_seed(7)
     model = build(case.spec)
     judge = wrap_model(Judge(model, case.losses), model, kind, False, ranks)
-    # a large epsilon: a key's bias has no gradient but rounding, which Adam would blow up to full steps
+    # a large epsilon: the gradient of a key's bias is only rounding error, which Adam would scale up to full steps
     optimiser = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1, eps=1e-4, fused=True)
     progress = load_sharded(folder, model, optimiser, ranks) if kind == "fsdp" else TrainState()
     losses = []
@@ -122,7 +124,7 @@ def train(name: str, kind: str, folder: Path, ranks: DistributedInfo) -> list[fl
 
 
 def validate(case: Case, folder: Path, model: Any, judge: nn.Module, ranks: DistributedInfo) -> None:
-    """What comes between two steps: all ranks ask the shards, and the first alone decodes."""
+    """Run a validation between two steps: all ranks call the sharded model, and only the first decodes."""
     with torch.no_grad():
         judge(case.draw(torch.Generator().manual_seed(0)))
     with unsharded_copy(model) as piece:
@@ -131,19 +133,26 @@ def validate(case: Case, folder: Path, model: Any, judge: nn.Module, ranks: Dist
 
 
 def step(
-    case: Case, judge: nn.Module, model: nn.Module, optimiser: torch.optim.Optimizer, number: int, ranks: DistributedInfo
+    case: Case,
+    judge: nn.Module,
+    model: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    number: int,
+    ranks: DistributedInfo,
 ) -> float:
     chance = torch.Generator().manual_seed(number)
     parts = [case.draw(chance) for _ in range(PARTS)]
-    # every rank takes as many: one that has a part less works on one that counts for nothing
+    # all ranks process equally many micro-batches: a rank with one fewer gets one with zero weight
     mine = range(ranks.rank, -(-PARTS // ranks.world_size) * ranks.world_size, ranks.world_size)
     found = torch.zeros(())
     optimiser.zero_grad(set_to_none=True)
-    counts = all_reduce_sum(torch.tensor([targets(parts[place]) for place in mine if place < PARTS]).sum(0), ranks)  # [kinds]
+    counts = all_reduce_sum(
+        torch.tensor([targets(parts[place]) for place in mine if place < PARTS]).sum(0), ranks
+    )  # [kinds]
     for place in mine:
         part, weight = parts[place % PARTS], float(place < PARTS)
         torch.manual_seed(1000 * number + place)
-        with maybe_no_sync(judge, last=place == mine[-1]):
+        with maybe_no_sync(judge, is_last=place == mine[-1]):
             terms = judge(part)
             loss = sum(term.total / count for term, count in zip(terms, counts, strict=True)) * weight
             (loss * ranks.world_size).backward()
@@ -158,7 +167,7 @@ def targets(part: Any) -> tuple[int, ...]:
 
 
 def continued(model: Any) -> Tensor:
-    """Logits behind prompts and behind two more tokens, by steps, which go round the model's forward."""
+    """Return the logits after prompts and two more tokens, by decoding steps, which bypass the model's forward."""
     with torch.no_grad():
         logits, going = model.prefill(run_of(torch.Generator().manual_seed(1)), 1, 4)
         said = [logits]
@@ -169,7 +178,7 @@ def continued(model: Any) -> Tensor:
 
 
 def refilled(folder: Path, ranks: DistributedInfo) -> None:
-    """Whole weights into shards, and out again."""
+    """Load unsharded weights into shards and gather them again."""
     torch.manual_seed(8)
     model = build(CASES["gpt2"].spec)
     wrap_model(Judge(model, CASES["gpt2"].losses), model, "fsdp", False, ranks)
@@ -188,7 +197,7 @@ def all_of_them(folder: Path, ranks: DistributedInfo) -> None:
 
 
 def copied(run: Path, folder: Path) -> None:
-    """A run as a kill would have left it after its checkpoint."""
+    """Copy a run in the state that a kill after its checkpoint would leave."""
     shutil.copytree(run, folder, ignore=shutil.ignore_patterns("model.safetensors", "losses.json"))
 
 

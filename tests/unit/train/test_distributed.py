@@ -14,8 +14,8 @@ import several
 import torch
 from several import CASES, SAVE, STEPS, train
 
-from qkv.checkpoints.model_folder import load_state, unique_state_dict
 from qkv.checkpoints.safetensors_io import load_tensors
+from qkv.checkpoints.state import load_state, unique_state_dict
 from qkv.errors import InputError
 from qkv.nn import build
 from qkv.train.checkpoint import TrainState
@@ -149,7 +149,7 @@ def test_a_kill_between_the_shards_and_their_note_leaves_the_older_checkpoint(tm
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(sharded_checkpoint, "write_text", killed)
+        patch.setattr(sharded_checkpoint, "atomic_write_text", killed)
         with pytest.raises(KeyboardInterrupt):
             save_sharded(tmp_path, newer, moments, TrainState(step=2), ALONE)
     assert (tmp_path / "last-2" / ".metadata").is_file()
@@ -170,7 +170,7 @@ def test_shards_that_cannot_be_written_leave_the_older_checkpoint_and_one_line(t
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(sharded_checkpoint.torch_checkpoint, "save", full)
+        patch.setattr(sharded_checkpoint, "save", full)
         with pytest.raises(InputError, match=r"No space left.*last-1 is intact"):
             save_sharded(tmp_path, model, optimiser, TrainState(step=2), ALONE)
     assert load_sharded(tmp_path, model, optimiser, ALONE).step == 1
@@ -180,13 +180,13 @@ def test_a_step_that_is_saved_twice_is_never_without_a_checkpoint(tmp_path, monk
     model, optimiser = begun(1)
     save_sharded(tmp_path, model, optimiser, TrainState(step=1), ALONE)
     during = []
-    write = sharded_checkpoint.torch_checkpoint.save
+    write = sharded_checkpoint.save
 
     def watched(*given: object, **named: object) -> None:
         during.append((tmp_path / json.loads((tmp_path / LAST).read_text())["folder"] / ".metadata").is_file())
         write(*given, **named)
 
-    monkeypatch.setattr(sharded_checkpoint.torch_checkpoint, "save", watched)
+    monkeypatch.setattr(sharded_checkpoint, "save", watched)
     for finished in (True, False):
         save_sharded(tmp_path, model, optimiser, TrainState(step=1, finished=finished), ALONE)
         assert load_sharded(tmp_path, model, optimiser, ALONE).finished is finished
@@ -204,7 +204,9 @@ def test_a_run_without_a_checkpoint_begins_afresh(tmp_path):
     assert load_sharded(tmp_path, *begun(), ALONE) == TrainState()
 
 
-@pytest.mark.parametrize("note", ["", "{}", '{"folder": "last-1"}', "[]", '{"folder": "last-1", "progress": {"x": 1}}'])
+@pytest.mark.parametrize(
+    "note", ["", "{}", '{"folder": "last-1"}', "[]", '{"folder": "last-1", "train_state": {"x": 1}}']
+)
 def test_a_damaged_note_is_refused_by_name(tmp_path, note):
     (tmp_path / LAST).write_text(note)
     with pytest.raises(InputError, match=LAST):
@@ -215,10 +217,10 @@ def test_another_models_shards_are_refused_by_name(tmp_path):
     model, optimiser = begun(1)
     save_sharded(tmp_path, model, optimiser, TrainState(step=1), ALONE)
     other = build(CASES["t5"].spec)
-    with pytest.raises(InputError, match="last-1: not this model's checkpoint"):
+    with pytest.raises(InputError, match="last-1: not a complete checkpoint of this model"):
         load_sharded(tmp_path, other, torch.optim.AdamW(other.parameters()), ALONE)
     shutil.rmtree(tmp_path / "last-1")
-    with pytest.raises(InputError, match="last-1: not this model's checkpoint"):
+    with pytest.raises(InputError, match="last-1: not a complete checkpoint of this model"):
         load_sharded(tmp_path, model, optimiser, ALONE)
 
 
@@ -245,7 +247,7 @@ def test_one_process_touches_no_other(monkeypatch, size):
     [
         ({"RANK": "0"}, "has RANK and lacks WORLD_SIZE"),
         ({"RANK": "0", "WORLD_SIZE": "2"}, "lacks LOCAL_RANK"),
-        ({"RANK": "0", "WORLD_SIZE": "two", "LOCAL_RANK": "0"}, "whole numbers"),
+        ({"RANK": "0", "WORLD_SIZE": "two", "LOCAL_RANK": "0"}, "must be integers"),
         ({"RANK": "2", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "rank 2 of 2"),
         ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "lacks MASTER_ADDR"),
     ],

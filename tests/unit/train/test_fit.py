@@ -21,15 +21,15 @@ from qkv.checkpoints.safetensors_io import load_tensors, save_tensors
 from qkv.data.batching import EncodedPairs
 from qkv.data.pair import Pair
 from qkv.errors import InputError
-from qkv.generation import predict
 from qkv.metrics import evaluate
 from qkv.nn import build
 from qkv.objectives.seq2seq import loss, make_inputs
 from qkv.recipe import read_recipe
+from qkv.tasks.predictor import predict
 from qkv.train.trainer import fit
-from qkv.train.workloads.seq2seq import build_seq2seq_workload
+from qkv.train.workloads.seq2seq import Seq2SeqWorkload
 
-FAMILIES = [n for n in families.names() if not hasattr(families.get_family(n), "HUGGING_FACE")]  # trained here
+FAMILIES = [n for n in families.names() if not hasattr(families.get_family(n), "HF_FORMAT")]  # trained here
 
 
 def digest(folder: Path) -> str:
@@ -103,8 +103,8 @@ def test_the_log_of_a_resumed_run_has_each_step_once(tmp_path):
 def test_the_gradient_does_not_depend_on_how_the_batch_is_cut(family, parts):
     torch.manual_seed(0)
     module = families.get_family(family)
-    shape = next(iter(module.SIZES.values()))
-    model = build(module.spec(shape, source=20, target=20)).eval()
+    shape = next(iter(module.PRESETS.values()))
+    model = build(module.make_spec(shape, source_vocab_size=20, target_vocab_size=20)).eval()
     lengths = [3, 9, 1, 5, 7, 2, 6]
     batch = EncodedPairs([[4] * n for n in lengths], [[5 + n] * (n + 1) for n in lengths]).gather(range(7))
     gradients = []
@@ -144,23 +144,29 @@ def test_early_stopping_ends_a_run_that_does_not_get_better(tmp_path):
     recipe = write_task(tmp_path)
     still = ["train.learning_rate=0", "train.max_steps=400", "validation.patience=2", "validation.every_steps=2"]
     records = run_all(recipe, tmp_path / "run", *still)
-    assert records[-1].kind == "finish"
+    assert records[-1].kind == "final"
     assert records[-1].step == 6  # the best is step 2, then two validations without a better one
 
 
 def test_averaged_weights_are_kept_only_where_they_do_no_worse(tmp_path):
     records = run_all(write_task(tmp_path), tmp_path / "run")
-    best = min(r.values["per"] for r in records if r.kind == "valid")
-    assert records[-1].values["per"] <= best
+    best = min(r.values["token_error_rate"] for r in records if r.kind == "valid")
+    assert records[-1].values["token_error_rate"] <= best
 
 
 def test_a_tiny_model_learns_to_spell(tmp_path):
     recipe = write_task(tmp_path, "transformer", train=400)
-    changes = ["train.max_steps=250", "validation.every_steps=250", "train.warmup_steps=20", "train.average_checkpoints=1", "model.dropout=0"]
+    changes = [
+        "train.max_steps=250",
+        "validation.every_steps=250",
+        "train.warmup_steps=20",
+        "train.average_checkpoints=1",
+        "model.dropout=0",
+    ]
     changes += ["train.batch_tokens=400", "train.learning_rate=0.007", "model.d_model=48", "model.d_ff=96"]
     changes += ["model.norm_first=true", "train.schedule=linear"]
     records = run_all(recipe, tmp_path / "run", *changes)
-    assert records[-1].values["per"] < 0.10
+    assert records[-1].values["token_error_rate"] < 0.10
 
 
 def test_feeding_a_transformer_its_own_outputs_is_refused_before_training(tmp_path):
@@ -208,7 +214,9 @@ def test_validation_can_leave_out_what_training_has_seen(tmp_path):
     fresh = (tmp_path / "valid.dict").read_text().splitlines()
     (tmp_path / "valid.dict").write_text("\n".join([*seen, *fresh]) + "\n")
     words = {line.split()[0] for line in (tmp_path / "train.dict").read_text().splitlines()}
-    task = build_seq2seq_workload(read_recipe(recipe, ["validation.exclude_train_sources=true", "validation.max_examples=1000"]), tmp_path / "run")
+    task = Seq2SeqWorkload.build(
+        read_recipe(recipe, ["validation.exclude_train_sources=true", "validation.max_examples=1000"]), tmp_path / "run"
+    )
     assert {e.source for e in task.valid_examples} == {line.split()[0] for line in fresh} - words
 
 
@@ -227,7 +235,9 @@ def test_half_precision_is_refused_where_there_is_no_gpu(tmp_path):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("changes", [[], ["validation.patience=1", "validation.every_steps=2", "train.average_checkpoints=3"]])
+@pytest.mark.parametrize(
+    "changes", [[], ["validation.patience=1", "validation.every_steps=2", "train.average_checkpoints=3"]]
+)
 def test_a_run_killed_before_or_after_any_of_its_writes_ends_with_the_same_bits(tmp_path, family, changes, monkeypatch):
     """What a process that dies before or after any of its renames leaves behind is what the folder holds then."""
     recipe = write_task(tmp_path, family)
@@ -283,7 +293,12 @@ def test_other_formats_and_subwords_with_one_shared_vocabulary_train(tmp_path, f
     recipe = write_task(tmp_path)
     changes = [f"data.format={format}", *(f"data.{part}={files}" for part in ("train", "valid", "test"))]
     changes += ["data.source_field=from", "data.target_field=to", "tokenizer.source={kind: bpe, vocab_size: 280}"]
-    changes += ["tokenizer.target={kind: bpe, vocab_size: 280}", "tokenizer.joint_vocab=true", "model.share_embeddings=true", "train.max_steps=3"]
+    changes += [
+        "tokenizer.target={kind: bpe, vocab_size: 280}",
+        "tokenizer.joint_vocab=true",
+        "model.share_embeddings=true",
+        "train.max_steps=3",
+    ]
     run_all(recipe, tmp_path / "run", *changes)
     model = load(tmp_path / "run").model
     assert model.source_embedding.tokens.weight is model.target_embedding.tokens.weight
@@ -291,7 +306,9 @@ def test_other_formats_and_subwords_with_one_shared_vocabulary_train(tmp_path, f
 
 def test_a_shared_table_without_a_joint_vocabulary_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"model\.share_embeddings.*tokenizer\.joint_vocab"):
-        run_all(write_task(tmp_path), tmp_path / "run", "model.share_embeddings=true", "tokenizer.target={kind: character}")
+        run_all(
+            write_task(tmp_path), tmp_path / "run", "model.share_embeddings=true", "tokenizer.target={kind: character}"
+        )
 
 
 def test_pairs_over_the_maximum_length_are_dropped_where_that_is_chosen(tmp_path):
@@ -300,7 +317,7 @@ def test_pairs_over_the_maximum_length_are_dropped_where_that_is_chosen(tmp_path
         with open(tmp_path / f"{part}.dict", "a") as file:
             file.write("BAD" * 20 + "  B\n")
     read = read_recipe(recipe, ["data.on_too_long=drop", "validation.max_examples=1000"])
-    task = build_seq2seq_workload(read, tmp_path / "run")
+    task = Seq2SeqWorkload.build(read, tmp_path / "run")
     assert len(task.pairs) == 120
     assert all(len(e.source) < 24 for e in task.valid_examples)
 
@@ -317,7 +334,13 @@ def test_the_log_counts_only_the_time_of_training(tmp_path):
 
 def test_compiled_training_follows_the_same_path(tmp_path):
     recipe = write_task(tmp_path)
-    still = ["model.dropout=0", "train.max_steps=3", "train.average_checkpoints=1", "validation.every_steps=3", "train.adam_epsilon=0.01"]
+    still = [
+        "model.dropout=0",
+        "train.max_steps=3",
+        "train.average_checkpoints=1",
+        "validation.every_steps=3",
+        "train.adam_epsilon=0.01",
+    ]
     run_all(recipe, tmp_path / "plain", *still)
     run_all(recipe, tmp_path / "compiled", *still, "train.compile=true")
     one, other = (load_tensors(tmp_path / name / "model.safetensors")[0] for name in ("plain", "compiled"))
@@ -340,7 +363,7 @@ def test_a_checkpoint_without_its_optimiser_is_not_resumed(tmp_path):
     save_tensors(
         tmp_path / "run" / "last.safetensors", {k: v for k, v in tensors.items() if ".exp_avg" not in k}, notes
     )
-    with pytest.raises(InputError, match="not a whole checkpoint"):
+    with pytest.raises(InputError, match="not a complete checkpoint"):
         run_all(recipe, tmp_path / "run", "train.save_every=1")
 
 
@@ -348,7 +371,7 @@ def test_a_run_that_was_refused_leaves_the_folder_free_for_the_remedy(tmp_path):
     recipe = write_task(tmp_path)
     with pytest.raises(InputError, match=r"train\.batch_tokens"):
         run_all(recipe, tmp_path / "run", "train.batch_tokens=3")
-    assert run_all(recipe, tmp_path / "run")[-1].kind == "finish"
+    assert run_all(recipe, tmp_path / "run")[-1].kind == "final"
 
 
 @pytest.mark.parametrize("kind", ["character", "whitespace"])
@@ -356,5 +379,5 @@ def test_a_rate_counts_the_targets_own_tokens_whatever_case_it_folds(tmp_path, k
     recipe = write_task(tmp_path)
     run_all(recipe, tmp_path / "run", f"tokenizer.target={{kind: {kind}, lowercase: true}}", "train.max_steps=2")
     loaded = load(tmp_path / "run")
-    said = predict(loaded, ["bad"])[0][0].text
+    said = predict(loaded, ["bad"])[0].text
     assert evaluate(loaded, [Pair("bad", said.upper() or "B", "here")]).sequence_error_rate == (0.0 if said else 1.0)

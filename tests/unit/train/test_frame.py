@@ -38,10 +38,10 @@ def batch(lengths: Sequence[int], seed: int = 0, kind: str = "class") -> Inputs:
 
 def tiny(family: str, kind: str = "class"):
     torch.manual_seed(3)
-    module, fields = {"bert": (bert, {"source": 40}), "gpt2": (gpt2, {"target": 40})}[family]
-    shape = module.Shape(width=16, heads=2, layers=2, hidden=32)
+    module, fields = {"bert": (bert, {"source_vocab_size": 40}), "gpt2": (gpt2, {"target_vocab_size": 40})}[family]
+    shape = module.Config(d_model=16, heads=2, layers=2, d_ff=32)
     head = "token" if kind == "tags" else "sequence"
-    return build(module.spec(shape, head=head, labels=LABELS, **fields)).eval()  # nothing is dropped
+    return build(module.make_spec(shape, head=head, labels=LABELS, **fields)).eval()  # nothing is dropped
 
 
 def learned(family: str, given: Inputs, kind: str = "class") -> tuple[Tensor, list[Tensor]]:
@@ -110,7 +110,9 @@ def test_a_frame_grows_for_batches_that_are_no_remainders_but_not_for_ever() -> 
         framing(batch([5, 4, 3], number))
     tokens = [framing.static_shape[0]]
     for lengths in ([40] * 5, [90] * 9, [99] * 20, [2]):
-        assert framing(batch(lengths)).source.layout.lengths_list == tuple(lengths)  # it goes as it came, the next one not
+        assert framing(batch(lengths)).source.layout.lengths_list == tuple(
+            lengths
+        )  # it goes as it came, the next one not
         tokens.append(framing.static_shape[0])
     assert tokens == sorted(tokens)
     assert len(set(tokens)) == 3  # twice larger

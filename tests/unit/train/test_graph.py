@@ -131,4 +131,4 @@ def test_what_asks_the_host_runs_plainly_and_is_said() -> None:
 def test_varied_shapes_are_never_recorded_and_few_are_remembered() -> None:
     _, _, run = trained([[n] for n in range(1, 200)], "cuda", True)
     assert not run.graphs
-    assert len(run.seen) <= 64
+    assert len(run.call_counts) <= 64

@@ -21,15 +21,15 @@ WIDTH, HIDDEN, LAYERS, VOCABULARY = 8, 20, 3, 50
 
 def gpt2() -> spec.Model:
     module = get_family("gpt2")
-    shape = module.Shape(width=WIDTH, heads=2, layers=LAYERS, hidden=HIDDEN, length=64)
-    made: spec.Model = module.spec(shape, target=VOCABULARY)
+    shape = module.Config(d_model=WIDTH, heads=2, layers=LAYERS, d_ff=HIDDEN, max_length=64)
+    made: spec.Model = module.make_spec(shape, target_vocab_size=VOCABULARY)
     return made
 
 
 def bert(head: str) -> spec.Model:
     module = get_family("bert")
-    shape = module.Shape(width=WIDTH, heads=2, layers=LAYERS, hidden=HIDDEN, length=64)
-    made: spec.Model = module.spec(shape, source=VOCABULARY, head=head)
+    shape = module.Config(d_model=WIDTH, heads=2, layers=LAYERS, d_ff=HIDDEN, max_length=64)
+    made: spec.Model = module.make_spec(shape, source_vocab_size=VOCABULARY, head=head)
     return made
 
 
@@ -46,7 +46,7 @@ def test_a_language_model_needs_six_flops_a_weight_and_its_attention() -> None:
 def test_the_work_is_the_customary_six_times_the_parameters_and_twelve_times_attention() -> None:
     """GPT-2 small at 1024 tokens: 6 N + 12 · layers · width · length, but for tables that are looked up and biases."""
     module = get_family("gpt2")
-    model, parameters = module.spec(module.SIZES["small"]), 124_439_808
+    model, parameters = module.make_spec(module.PRESETS["small"]), 124_439_808
     customary = 6 * parameters + 12 * 12 * 768 * 1024
     assert flops_per_token(model, target_length=1024) == pytest.approx(customary, rel=0.01)
 
@@ -60,13 +60,15 @@ def test_where_few_tokens_are_judged_only_their_logits_are_work() -> None:
 def test_a_head_beside_is_work_for_every_sequence_however_few_tokens_are_judged() -> None:
     once = 2 * WIDTH * WIDTH + 2 * WIDTH * 2
     beside = flops_per_token(bert("pretraining"), source_length=10, logits_fraction=0.15)
-    assert beside - flops_per_token(bert("masked_lm"), source_length=10, logits_fraction=0.15) == pytest.approx(3 * once / 10)
+    assert beside - flops_per_token(bert("masked_lm"), source_length=10, logits_fraction=0.15) == pytest.approx(
+        3 * once / 10
+    )
 
 
 def test_a_pair_is_counted_over_the_tokens_of_both_sides() -> None:
     module = get_family("transformer")
-    shape = module.Shape(width=WIDTH, heads=2, layers=1, decoder_layers=1, hidden=HIDDEN)
-    model = module.spec(shape, source=VOCABULARY, target=VOCABULARY)
+    shape = module.Config(d_model=WIDTH, heads=2, layers=1, decoder_layers=1, d_ff=HIDDEN)
+    model = module.make_spec(shape, source_vocab_size=VOCABULARY, target_vocab_size=VOCABULARY)
     m, n, square, forward = 6, 4, 2 * WIDTH * WIDTH, 4 * WIDTH * HIDDEN
     encoder = m * (4 * square + forward) + 4 * m * m * WIDTH
     decoder = n * (4 * square + forward) + 4 * n * n * WIDTH
@@ -94,7 +96,7 @@ def test_the_peak_is_measured_once_and_in_a_moment(monkeypatch: pytest.MonkeyPat
     first = matmul_peak_flops("cpu", use_bf16=False)
     assert time.perf_counter() - began < 1.0  # 0.2 s where nobody else is busy
     assert first > 1e8
-    monkeypatch.setattr(mfu, "measured_peak", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(mfu, "measure_matmul_peak", lambda *_: pytest.fail("measured again"))
     assert matmul_peak_flops(CPU, use_bf16=False) == first
 
 
@@ -107,7 +109,7 @@ def test_measuring_leaves_a_runs_random_numbers_alone() -> None:
 def test_the_best_sample_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     samples = iter([0.4, 0.9, 0.2, 0.5, 0.3])
     ticks = iter([0.0, 0.0, 0.0, 0.0, 0.0, 9.0])
-    monkeypatch.setattr(mfu, "timed", lambda *_: next(samples))
+    monkeypatch.setattr(mfu, "time_call", lambda *_: next(samples))
     monkeypatch.setattr(mfu.time, "perf_counter", lambda: next(ticks))
     assert measure_matmul_peak(CPU, use_bf16=False) == pytest.approx(2 * 1024**3 / 0.2)
 

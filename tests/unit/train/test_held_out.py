@@ -56,7 +56,9 @@ def test_a_fold_keeps_together_what_goes_together(tmp_path: Path) -> None:
 
 def test_what_goes_together_has_to_be_there(tmp_path: Path) -> None:
     data = TaskData(format="squad", train=articles(tmp_path), hold_out={"valid": 0.3}, group_by="author")
-    with pytest.raises(InputError, match=r"data.group_by: .*squad.json: question 0.0.a has no 'author'; name what all"):
+    with pytest.raises(
+        InputError, match=r"data.group_by: .*squad.json: question 0.0.a has no 'author'; name a field that all"
+    ):
         read_split(data, "train")
 
 
@@ -80,15 +82,15 @@ def test_aligned_pairs_take_two_files(tmp_path: Path) -> None:
 
 def test_a_share_that_takes_nothing_is_said(tmp_path: Path) -> None:
     raw = {"name": "x", "task": "question_answering", "model": {"init_from": "models/none"}, "train": {"max_steps": 1}}
-    raw["data"] = {"format": "squad", "train": articles(tmp_path), "hold_out": {"valid": 0.001}, "together": "title"}
+    raw["data"] = {"format": "squad", "train": articles(tmp_path), "hold_out": {"valid": 0.001}, "group_by": "title"}
     recipe = parse_recipe(raw, "here")
     assert isinstance(recipe, FinetuneRecipe)
     with pytest.raises(InputError, match=r"none of the 108 was held out by their title; raise data\.hold_out\.valid"):
-        finetuning.build_finetune_workload(recipe, tmp_path)
+        finetuning.FinetuneWorkload.build(recipe, tmp_path)
 
 
 def test_the_set_of_a_mix_that_lacks_a_part_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_text("a\tb\n", encoding="utf-8")
     mix = [PairDataset(format="tsv", train=str(tmp_path / "a.tsv"), prefix="upper: ")]
-    with pytest.raises(InputError, match="the recipe's set 'upper' has no 'test' data"):
+    with pytest.raises(InputError, match="the recipe's dataset 'upper' has no 'test' data"):
         pair_data.read_pair_split(PairData(datasets=mix), "test")

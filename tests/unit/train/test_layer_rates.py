@@ -9,7 +9,7 @@ from qkv import families, spec
 from qkv.checkpoints import load
 from qkv.nn import build
 from qkv.recipe import read_recipe
-from qkv.recipe.schema import FinetuneConfig, TrainConfig
+from qkv.recipe.schema import TrainConfig
 from qkv.train.optimizer import build_optimizer, layers_below_head
 from qkv.train.trainer import fit
 
@@ -19,9 +19,9 @@ FAMILIES = ("bert", "gpt2", "roberta", "bart", "t5")
 @pytest.mark.parametrize("family", [*FAMILIES, "rnn"])
 def test_each_layer_has_a_share_of_the_rate_of_the_one_above_it(family):
     module = families.get_family(family)
-    model = build(module.spec(shape_of(family), head="sequence"))
-    opt = build_optimizer(model, TrainConfig(max_steps=1, weight_decay=0.1), FinetuneConfig(layerwise_lr_decay=0.5))
-    shares = {id(p): group["share"] for group in opt.param_groups for p in group["params"]}
+    model = build(module.make_spec(shape_of(family), head="sequence"))
+    opt = build_optimizer(model, TrainConfig(max_steps=1, weight_decay=0.1), 0.5)
+    shares = {id(p): group["lr_scale"] for group in opt.param_groups for p in group["params"]}
     found = {name: shares[id(p)] for name, p in model.named_parameters()}
     depth = 2
     for name, share in found.items():
@@ -42,7 +42,12 @@ def test_the_rates_of_a_step_follow_their_shares(tmp_path):
     write_reviews(tmp_path / "mine.csv")
     write_model("bert", tmp_path / "bert")
     (tmp_path / "bert.yaml").write_text(recipe_text(tmp_path / "bert", tmp_path / "mine.csv"))
-    changes = ["finetune.layerwise_lr_decay=0.5", "train.max_steps=1", "train.learning_rate=0.01", "train.warmup_steps=0"]
+    changes = [
+        "finetune.layerwise_lr_decay=0.5",
+        "train.max_steps=1",
+        "train.learning_rate=0.01",
+        "train.warmup_ratio=0",
+    ]
     list(
         fit(read_recipe(tmp_path / "bert.yaml", [*changes, "train.schedule=constant"]), tmp_path / "run", device="cpu")
     )
@@ -58,6 +63,6 @@ def test_the_rates_of_a_step_follow_their_shares(tmp_path):
 
 
 def test_what_stands_on_the_body_has_the_whole_rate():
-    s = spec.Model(family="x", encoder=build(families.get_family("bert").spec(shape_of("bert"))).spec.encoder)
+    s = spec.Model(family="x", encoder=build(families.get_family("bert").make_spec(shape_of("bert"))).spec.encoder)
     assert layers_below_head(s, "scalar_mix.weights") == 0
     assert layers_below_head(s, "encoder.blocks.1.self_attention.q.lora_A") == 1

@@ -29,7 +29,18 @@ def home(tmp_path_factory) -> Path:
 
 
 def command(home: Path, *words: object):
-    options = ["--task", "classify", "--data", "mine.csv", "--text", "review", "--label", "stars", "--init-from", "bert"]
+    options = [
+        "--task",
+        "classify",
+        "--data",
+        "mine.csv",
+        "--text",
+        "review",
+        "--label",
+        "stars",
+        "--init-from",
+        "bert",
+    ]
     return qkv("train", *options, *words, cwd=home)
 
 
@@ -37,7 +48,7 @@ def test_a_person_s_own_file_is_learned_with_no_recipe(home):
     done = command(home, "train.max_steps=4", "-o", "run")
     assert done.returncode == 0, done.stderr
     shown = yaml.safe_load(done.stdout.split("\n\n")[0])
-    assert shown["train"]["steps"] == 4
+    assert shown["train"]["max_steps"] == 4
     assert "epochs" not in shown["train"]
     assert shown["data"]["hold_out"] == {"valid": 0.1}
     assert load(home / "run").model.spec.head.labels == ("1", "5")
@@ -64,15 +75,18 @@ def test_what_is_shown_can_be_changed_and_run_again(home):
     (home / "shown.yaml").write_text(done.stdout.split("\n\n")[0])
     again = qkv("train", "shown.yaml", "train.max_steps=3", "-o", "second", cwd=home)
     assert again.returncode == 0, again.stderr
-    assert (home / "second" / "adapter.safetensors").is_file()
+    assert (home / "second" / "lora.safetensors").is_file()
 
 
 def test_small_sets_are_seen_more_often_and_small_models_learn_faster(home, tmp_path):
-    raw = make_recipe("classify", str(home / "mine.csv"), str(home / "bert"), columns={"text": "review", "label": "stars"})
+    raw, _ = make_recipe(
+        "classify", str(home / "mine.csv"), str(home / "bert"), columns={"text": "review", "label": "stars"}
+    )
     assert (raw["train"]["epochs"], raw["train"]["learning_rate"]) == (20, 3e-4)
     write_reviews(tmp_path / "large.csv", 30_000)
-    raw = make_recipe("classify", str(tmp_path / "large.csv"), str(home / "bert"), ["finetune.feature_layers=scalar_mix"],
-               columns={"text": "review", "label": "stars"})  # fmt: skip
+    overrides = ["finetune.feature_layers=scalar_mix"]
+    columns = {"text": "review", "label": "stars"}
+    raw, _ = make_recipe("classify", str(tmp_path / "large.csv"), str(home / "bert"), overrides, columns=columns)
     assert (raw["train"]["epochs"], raw["train"]["learning_rate"]) == (3, pytest.approx(3e-3))
 
 
@@ -81,14 +95,14 @@ def test_small_sets_are_seen_more_often_and_small_models_learn_faster(home, tmp_
     [
         ("classify", "a.csv", "csv"),
         ("classify", "a.tsv.gz", "tsv"),
-        ("rate", "a.jsonl", "jsonl"),
+        ("regression", "a.jsonl", "jsonl"),
         ("tag", "a.conllu", "conllu"),
         ("tag", "a.conll", "conll"),
         ("tag", "a.jsonl", "words"),
-        ("answer", "a.json", "squad"),
-        ("choose", "a.jsonl", "choices"),
-        ("picture", "train-images-idx3-ubyte.gz", "idx"),
-        ("picture", "train.csv", "images"),
+        ("question_answering", "a.json", "squad"),
+        ("multiple_choice", "a.jsonl", "choices"),
+        ("image_classification", "train-images-idx3-ubyte.gz", "idx"),
+        ("image_classification", "train.csv", "images"),
     ],
 )
 def test_a_files_ending_tells_its_format(task, name, format):
@@ -101,19 +115,21 @@ def test_a_folder_has_its_own_parts_or_a_tenth_is_held_out(home, tmp_path):
     for part in ("train", "dev"):
         write_reviews(tmp_path / f"{part}.csv")
     given = {"format": "csv", "columns": {"text": "review", "label": "stars"}}
-    raw = make_recipe("classify", str(tmp_path), str(home / "bert"), **given)
+    raw, _ = make_recipe("classify", str(tmp_path), str(home / "bert"), **given)
     assert "hold_out" not in raw["data"]
     (tmp_path / "dev.csv").unlink()
-    raw = make_recipe("classify", str(tmp_path), str(home / "bert"), **given)
+    raw, _ = make_recipe("classify", str(tmp_path), str(home / "bert"), **given)
     assert raw["data"]["hold_out"] == {"valid": 0.1}
-    with pytest.raises(InputError, match="is a folder; say how its files are written"):
+    with pytest.raises(InputError, match="is a folder; give the format of its files"):
         make_recipe("classify", str(tmp_path), str(home / "bert"))
 
 
 def test_bad_lines_are_skipped_counted_and_listed(home):
     (home / "bad.csv").write_text((home / "mine.csv").read_text() + "one field\n,5\n")
     options = ["--task", "classify", "--data", "bad.csv", "--text", "review", "--label", "stars", "--init-from", "bert"]
-    must_refuse(qkv("train", *options, "train.max_steps=2", "-o", "r", cwd=home), "bad.csv:122: 1 field where the table")
+    must_refuse(
+        qkv("train", *options, "train.max_steps=2", "-o", "r", cwd=home), "bad.csv:122: 1 field where the table"
+    )
     done = qkv("train", *options, "--skip-bad", "train.max_steps=2", "-o", "skipped", cwd=home)
     assert done.returncode == 0, done.stderr
     assert "2 bad examples were skipped:\n  bad.csv:122" in done.stdout
@@ -125,8 +141,8 @@ def test_other_columns_and_validation_files_are_named(home):
     for name in ("pairs.jsonl", "held.jsonl"):
         (home / name).write_text("\n".join(map(json.dumps, rows)))
     done = qkv("train", "--task", "classify", "--data", "pairs.jsonl", "--valid", "held.jsonl", "--init-from", "bert",
-               "--reader-option", "text=first", "--reader-option", "text_pair=other", "--reader-option", "label=y", "train.max_steps=2",
-               "-o", "pairs", cwd=home)  # fmt: skip
+               "--reader-option", "text=first", "--reader-option", "text_pair=other", "--reader-option", "label=y",
+               "train.max_steps=2", "-o", "pairs", cwd=home)  # fmt: skip
     assert done.returncode == 0, done.stderr
     recipe = read_recipe(home / "pairs" / "recipe.yaml")
     assert recipe.data.columns == {"text": "first", "text_pair": "other", "label": "y"}
@@ -141,14 +157,18 @@ def test_a_slip_on_the_command_line_is_one_line(home):
     must_refuse(qkv("train", "r.yaml", "--data", "mine.csv", cwd=home), "leave out RECIPE, or --data")
     must_refuse(qkv(*start, "r.yaml", "--init-from", "bert", cwd=home), "give a RECIPE or --task")
     must_refuse(qkv(*start, "--init-from", "bert", cwd=home), "no column 'text'; the columns are: review, stars")
-    must_refuse(qkv(*start, "--init-from", "nowhere/at/all", "--text", "review", "--label", "stars", cwd=home), "no such")
+    must_refuse(
+        qkv(*start, "--init-from", "nowhere/at/all", "--text", "review", "--label", "stars", cwd=home), "no such"
+    )
     must_refuse(qkv(*start, "--init-from", "bert", "--reader-option", "text", cwd=home), "KEY=VALUE")
-    must_refuse(command(home, "--format", "csvv"), "data format 'csvv' is unknown")
-    must_refuse(command(home, "train.stepps=3"), "unknown key 'train.stepps'; did you mean 'steps'")
-    must_refuse(command(home, "--num-seeds", "1"), "give 2 or more")
-    must_refuse(command(home, "--num-seeds", "2", "--num-folds", "2"), "give one of the two")
+    must_refuse(command(home, "--format", "csvv"), "there is no data format 'csvv'")
+    must_refuse(command(home, "train.stepps=3"), "unknown key 'train.stepps'; did you mean 'max_steps'")
+    must_refuse(command(home, "--num-seeds", "1"), "use 2 or more")
+    must_refuse(command(home, "--num-seeds", "2", "--num-folds", "2"), "exclude each other")
     must_refuse(qkv("train", "--task", "tag", "--data", "mine.csv", "--init-from", "bert", cwd=home), "give --format")
-    must_refuse(qkv("train", "--task", "clasify", "--data", "mine.csv", "--init-from", "bert", cwd=home), "did you mean")
+    must_refuse(
+        qkv("train", "--task", "clasify", "--data", "mine.csv", "--init-from", "bert", cwd=home), "did you mean"
+    )
 
 
 def test_adapters_are_exported_merged_and_not_otherwise(home):
@@ -158,7 +178,7 @@ def test_adapters_are_exported_merged_and_not_otherwise(home):
         done = qkv(name, "adapted", "-o", to, "--merge-lora", cwd=home)
         assert done.returncode == 0, done.stderr
         assert load(home / to).model.spec.lora is None
-    must_refuse(qkv("export", "ours", "-o", "again", "--merge-lora", cwd=home), "no adapters to merge")
+    must_refuse(qkv("export", "ours", "-o", "again", "--merge-lora", cwd=home), "no LoRA weights to merge")
     assert "parameters" in qkv("cost", home / "adapted").stdout
 
 

@@ -12,15 +12,17 @@ from sentences import FRESH, TEXT, framed, mixed, pretrained, summaries, write_r
 from qkv.checkpoints import load
 from qkv.data.pair import Pair
 from qkv.errors import InputError
-from qkv.generation import GenerationConfig, predict
+from qkv.generation import GenerationConfig
 from qkv.metrics import evaluate, reference_loss
 from qkv.metrics.sacrebleu import Bleu
 from qkv.recipe import read_recipe
 from qkv.recipe.parse import recipe_to_yaml
 from qkv.recipe.schema import SideTokenizer, SideTokenizers
+from qkv.tasks.predictor import predict
 from qkv.train.trainer import fit
 from qkv.train.workloads.pair_data import to_examples
-from qkv.train.workloads.seq2seq import build_seq2seq_workload, build_tokenizers, eval_examples
+from qkv.train.workloads.seq2seq import Seq2SeqWorkload
+from qkv.train.workloads.seq2seq_data import build_tokenizers, eval_examples
 
 HARD = "Der „Café“-Besitzer sagt:  »É, ½ Straße …« (3,5 %)\tund  geht — tschüß! 你好 😀 <s> </s>"
 
@@ -35,7 +37,9 @@ def run_all(recipe: Path, folder: Path, *changes: str) -> list:
 def test_byte_pairs_give_every_text_back_as_it_was() -> None:
     pairs = [Pair("a man sees „Café“", "ein Mann sieht „Kaffee“", "here")] * 5
     for size in (300, 320):
-        both, _ = build_tokenizers(SideTokenizers(source=SideTokenizer(kind="bpe", vocab_size=size), joint_vocab=True), pairs)
+        both, _ = build_tokenizers(
+            SideTokenizers(source=SideTokenizer(kind="bpe", vocab_size=size), joint_vocab=True), pairs
+        )
         assert both.decode(both.encode(HARD)) == HARD
 
 
@@ -49,11 +53,11 @@ def test_unigram_pieces_give_back_what_they_know() -> None:
 
 @pytest.mark.parametrize(
     ("metric", "more"),
-    [("bleu", True), ("chrf", True), ("rougeL", True), ("ter", False), ("loss", False), ("wer", False)],
+    [("bleu", True), ("chrf", True), ("rougeL", True), ("ter", False), ("loss", False), ("sequence_error_rate", False)],
 )
 def test_a_run_is_steered_by_the_metric_that_is_chosen(tmp_path, metric, more):
     recipe = write_recipe(tmp_path)
-    work = build_seq2seq_workload(read_recipe(recipe, [f"validation.metric={metric}"]), tmp_path / "nowhere")
+    work = Seq2SeqWorkload.build(read_recipe(recipe, [f"validation.metric={metric}"]), tmp_path / "nowhere")
     assert (work.metric, work.higher_is_better) == (metric, more)
     records = run_all(recipe, tmp_path / "run", f"validation.metric={metric}")
     values = [record.values[metric] for record in records if record.kind == "valid"]
@@ -65,7 +69,7 @@ def test_held_out_bleu_is_that_of_the_written_texts_against_the_files(tmp_path):
     records = run_all(recipe, tmp_path / "run")
     sources = (tmp_path / "valid.en").read_text("utf-8").splitlines()
     right = (tmp_path / "valid.de").read_text("utf-8").splitlines()
-    written = [found[0].text for found in predict(load(tmp_path / "run"), sources)]
+    written = [found.text for found in predict(load(tmp_path / "run"), sources)]
     finished = next(r for r in records if r.kind == "valid" and r.step == records[-1].values["best_step"])
     assert finished.values["bleu"] == pytest.approx(Bleu()(written, [[line] for line in right])["bleu"])
 
@@ -73,8 +77,10 @@ def test_held_out_bleu_is_that_of_the_written_texts_against_the_files(tmp_path):
 def test_evaluating_gives_figures_with_intervals_and_signatures(tmp_path):
     run_all(write_recipe(tmp_path), tmp_path / "run")
     pairs = [Pair("a man.", "ein Mann.", "1"), Pair("old dog.", "alt Hund.", "2"), Pair("a man.", "ein Mann.", "3")]
-    found = evaluate(load(tmp_path / "run"), to_examples(pairs, False), None, ["bleu", "chrf", "wer"], resamples=20)
-    assert list(found.values) == ["bleu", "bleu_lowercase", "chrf", "wer"]
+    found = evaluate(
+        load(tmp_path / "run"), to_examples(pairs, False), None, ["bleu", "chrf", "sequence_error_rate"], resamples=20
+    )
+    assert list(found.values) == ["bleu", "bleu_lowercase", "chrf", "sequence_error_rate"]
     cased, lower = found.metrics[:2]
     assert "case:mixed" in cased.signature
     assert "case:lc" in lower.signature
@@ -84,7 +90,7 @@ def test_evaluating_gives_figures_with_intervals_and_signatures(tmp_path):
 
 def test_an_unknown_metric_of_texts_is_refused(tmp_path):
     run_all(write_recipe(tmp_path), tmp_path / "run")
-    with pytest.raises(InputError, match=r"'accuracy' is no metric of texts; known: .*bleu"):
+    with pytest.raises(InputError, match=r"'accuracy' is not a metric of texts; known: .*bleu"):
         evaluate(load(tmp_path / "run"), [Pair("a man.", "ein Mann.", "1")], None, ["accuracy"])
 
 
@@ -111,17 +117,32 @@ def test_the_log_shows_held_out_sources_with_what_the_model_writes(tmp_path):
 
 def test_the_held_out_loss_falls_as_the_training_pairs_are_learned(tmp_path):
     recipe = write_recipe(tmp_path)
-    records = run_all(recipe, tmp_path / "run", "validation.metric=loss", "train.max_steps=30", "validation.every_steps=10")
+    records = run_all(
+        recipe, tmp_path / "run", "validation.metric=loss", "train.max_steps=30", "validation.every_steps=10"
+    )
     values = [record.values["loss"] for record in records if record.kind == "valid"]
     assert values == sorted(values, reverse=True)
 
 
-def test_the_held_out_loss_is_without_dropout(tmp_path):
-    work = build_seq2seq_workload(read_recipe(write_recipe(tmp_path), ["validation.metric=loss", "model.dropout=0.5"]), tmp_path / "no")
-    torch.manual_seed(0)
-    model = work.model().train()
-    assert work.evaluate(model) == work.evaluate(model)
-    assert model.training
+def test_the_held_out_loss_is_without_dropout(tmp_path, monkeypatch):
+    evaluate_workload, modes = Seq2SeqWorkload.evaluate, []
+
+    def record_mode(work, model):
+        modes.append(model.training)
+        return evaluate_workload(work, model)
+
+    monkeypatch.setattr(Seq2SeqWorkload, "evaluate", record_mode)
+    changes = ["validation.metric=loss", "model.dropout=0.5", "train.max_steps=2", "validation.every_steps=1"]
+    losses = [
+        record for record in run_all(write_recipe(tmp_path), tmp_path / "run", *changes) if record.kind == "valid"
+    ]
+    assert modes == [False] * len(losses) != []
+    bundle = load(tmp_path / "run")
+    examples = eval_examples(
+        read_recipe(tmp_path / "run" / "recipe.yaml"), "valid", bundle.source_tokenizer, bundle.model.spec
+    )
+    best = min(record.values["loss"] for record in losses)
+    assert reference_loss(bundle, next(iter(examples.values()))) == pytest.approx(best, rel=1e-6)
 
 
 def test_a_package_that_is_not_there_is_said_before_training(tmp_path, monkeypatch):
@@ -145,13 +166,15 @@ def tuned(request, tmp_path) -> tuple[Path, Path]:
 
 def test_both_sides_are_framed_as_the_checkpoints_family_has_them(tuned, tmp_path):
     recipe, model = tuned
-    work = build_seq2seq_workload(read_recipe(recipe, ["data.prefix='translate English to German: '"]), tmp_path / "no")
+    work = Seq2SeqWorkload.build(read_recipe(recipe, ["data.prefix='translate English to German: '"]), tmp_path / "no")
     loaded = load(model)
     _, batch = next(work.batches_from(0, 0))
     given = work.collate(batch, 1)
     lines = (tmp_path / "train.en").read_text("utf-8").splitlines()
     sources = [framed(loaded.source_tokenizer, f"translate English to German: {line}") for line in lines]
-    targets = [framed(loaded.target_tokenizer, line) for line in (tmp_path / "train.de").read_text("utf-8").splitlines()]
+    targets = [
+        framed(loaded.target_tokenizer, line) for line in (tmp_path / "train.de").read_text("utf-8").splitlines()
+    ]
     known = {tuple(a): b for a, b in zip(sources, targets, strict=True)}
     labels = list(given.labels.split(given.target.layout.lengths_list))
     for source, target, label in zip(given.source.sequences(), given.target.sequences(), labels, strict=True):
@@ -174,7 +197,7 @@ def test_a_tuned_run_translates_with_the_tokeniser_of_its_model(tuned, tmp_path)
     run_all(recipe, tmp_path / "run")
     loaded = load(tmp_path / "run")
     assert loaded.source_tokenizer.encode("a man sees") == load(model).source_tokenizer.encode("a man sees")
-    assert isinstance(predict(loaded, ["a man."], GenerationConfig(num_beams=2, max_new_tokens=8))[0][0].text, str)
+    assert isinstance(predict(loaded, ["a man."], GenerationConfig(num_beams=2, max_new_tokens=8))[0].text, str)
 
 
 def test_a_tuned_run_stopped_and_resumed_ends_with_the_same_weights(tuned, tmp_path):
@@ -207,9 +230,9 @@ def test_the_reference_loss_of_a_framed_pair_is_the_models_own(tuned):
 @pytest.mark.parametrize(
     ("model", "text", "said"),
     [
-        (FRESH, "", "key 'text' is missing"),
-        ("{init_from: t5}", TEXT, "leave the section out beside model.init_from"),
-        ("{init_from: t5, d_model: 3}", "", r"a model that is there has its shape, but for dropout; leave out d_model"),
+        (FRESH, "", "key 'tokenizer' is missing"),
+        ("{init_from: t5}", TEXT, "leave out this section, or model.init_from"),
+        ("{init_from: t5, d_model: 3}", "", r"a pretrained model has a fixed shape, except dropout; leave out d_model"),
     ],
 )
 def test_a_text_section_goes_with_a_fresh_model_and_with_no_other(tmp_path, model, text, said):
@@ -227,7 +250,9 @@ def test_a_model_that_is_there_is_trained_with_another_dropout_where_the_recipe_
     assert was.encoder.block.dropout != 0.3
     assert trained.encoder.block.dropout == trained.decoder.block.dropout == trained.source_embedding.dropout == 0.3
     assert trained.encoder.block.self_attention.dropout == was.encoder.block.self_attention.dropout
-    with pytest.raises(InputError, match=r"model\.attention_dropout' cannot be 1\.0: it is a share"):
+    with pytest.raises(
+        InputError, match=r"model\.attention_dropout' cannot be 1\.0: it must be at least 0 and below 1"
+    ):
         read_recipe(recipe, ["model.attention_dropout=1.0"])
 
 
@@ -238,8 +263,11 @@ def test_a_model_that_does_not_write_is_refused(tmp_path):
 
     tokeniser = train_tokenizer("byte_bpe", ["a man"], vocab_size=270, template=gpt2.TOKENIZER_TEMPLATE)
     shape = gpt2.Config(d_model=12, heads=2, layers=1, max_length=24)
-    save(ModelBundle(build(gpt2.make_spec(shape, target_vocab_size=tokeniser.vocab_size)), tokeniser, tokeniser), tmp_path / "gpt2")
-    with pytest.raises(InputError, match="is no encoder-decoder that writes"):
+    save(
+        ModelBundle(build(gpt2.make_spec(shape, target_vocab_size=tokeniser.vocab_size)), tokeniser, tokeniser),
+        tmp_path / "gpt2",
+    )
+    with pytest.raises(InputError, match="is no encoder-decoder with a language model head"):
         run_all(write_recipe(tmp_path, f"{{init_from: {tmp_path / 'gpt2'}}}", ""), tmp_path / "run")
 
 
@@ -248,7 +276,7 @@ def test_a_model_that_does_not_write_is_refused(tmp_path):
 
 def test_a_folder_of_summaries_has_its_own_parts_and_all_references(tmp_path):
     read = read_recipe(summaries(tmp_path))
-    work = build_seq2seq_workload(read, tmp_path / "no")
+    work = Seq2SeqWorkload.build(read, tmp_path / "no")
     assert len(work.pairs) == 40  # two summaries of each of twenty
     assert [len(e.references) for e in work.valid_examples] == [2] * 5
     test = eval_examples(read, "test", work.source_tokenizer, work.spec)[""]
@@ -258,17 +286,19 @@ def test_a_folder_of_summaries_has_its_own_parts_and_all_references(tmp_path):
 
 def test_long_documents_are_cut_to_what_is_read_and_that_is_said(tmp_path):
     read = read_recipe(summaries(tmp_path))
-    work = build_seq2seq_workload(read, tmp_path / "no")
+    work = Seq2SeqWorkload.build(read, tmp_path / "no")
     assert max(work.pairs.source_lengths) == 11  # and the end
     assert max(work.pairs.target_lengths) == 8
-    assert "40 of the 40 training pairs are longer than 11 and 8 tokens and are cut" in work.data_notes
+    assert "40 of the 40 training pairs are longer than 11 and 8 tokens and are truncated" in work.data_notes
     full = " ".join(json.loads((tmp_path / "dev.jsonl").read_text("utf-8").splitlines()[0])["source"])
     shown = work.valid_examples[0].source
     assert f"summarize: {full}".startswith(shown)
     assert len(framed(work.source_tokenizer, shown)) == 12
     records = run_all(summaries(tmp_path), tmp_path / "run")
     assert records[0].kind == "note"
-    assert all(len(framed(work.source_tokenizer, s.split(" → ")[1])) <= 10 for r in records for s in r.samples if " → " in s)
+    assert all(
+        len(framed(work.source_tokenizer, s.split(" → ")[1])) <= 10 for r in records for s in r.samples if " → " in s
+    )
 
 
 def test_a_long_document_is_refused_by_its_place_unless_somebody_chose(tmp_path):
@@ -288,12 +318,12 @@ def test_sets_are_told_apart_by_their_prefixes_and_scored_each(tmp_path):
     valid = next(record for record in records if record.kind == "valid").values
     each = valid["chrf translate English to German"], valid["chrf tldr"]
     assert valid["chrf"] == pytest.approx(sum(each) / 2)
-    work = build_seq2seq_workload(read_recipe(mixed(tmp_path)), tmp_path / "no")
+    work = Seq2SeqWorkload.build(read_recipe(mixed(tmp_path)), tmp_path / "no")
     assert {e.source.split(": ")[0] for e in work.valid_examples} == {"translate English to German", "summarize"}
 
 
 def test_weights_decide_how_much_of_an_epoch_a_set_is(tmp_path):
-    work = build_seq2seq_workload(read_recipe(mixed(tmp_path, weights=(1, 3))), tmp_path / "no")
+    work = Seq2SeqWorkload.build(read_recipe(mixed(tmp_path, weights=(1, 3))), tmp_path / "no")
     assert work.data_notes[:2] == (
         "translate English to German: 60 pairs, 25.0% of an epoch",
         "tldr: 40 pairs, 75.0% of an epoch",
@@ -309,9 +339,12 @@ def test_a_recipe_of_several_sets_written_down_reads_back_the_same(tmp_path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ("data.train=a.tsv", "a mix names the files and prefixes of each of its sets"),
-        ("data.datasets=[{format: tsv}]", "'train' is missing from a set of the mix"),
-        ("data.datasets=[{format: tsv, train: a}, {format: tsv, train: b, name: '1'}]", "two sets of the mix have one name"),
+        ("data.train=a.tsv", "with datasets, files and prefixes are set in each dataset"),
+        ("data.datasets=[{format: tsv}]", "'train' is missing in one of datasets"),
+        (
+            "data.datasets=[{format: tsv, train: a}, {format: tsv, train: b, name: '1'}]",
+            "two datasets have the same name",
+        ),
         ("data.datasets=[{format: tsv, trian: a}]", r"unknown key 'data\.datasets\.0\.trian'; did you mean 'train'"),
         ("data.datasets=[]", "'format' is missing"),
     ],

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from test_pretraining import loop, recipe_of, run_all, weights, write_text
+from test_pretraining import recipe_of, run_all, weights, write_text
 
 from qkv.checkpoints import load
 from qkv.checkpoints.safetensors_io import load_tensors, save_tensors
@@ -51,16 +51,18 @@ def said_of(family: str, folder: Path, *changes: str) -> str:
 def a_tokeniser(folder: Path, like: str) -> None:
     from qkv.families import get_family
 
-    template = get_family(like).TEMPLATE
-    made = train_tokenizer(template.kind, write_text(folder).read_text().splitlines(), vocab_size=300, template=template)
+    template = get_family(like).TOKENIZER_TEMPLATE
+    made = train_tokenizer(
+        template.kind, write_text(folder).read_text().splitlines(), vocab_size=300, template=template
+    )
     save_tokenizers(folder / "tokeniser", made, made)
 
 
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("empty.txt", "", "data.train: {}: no text to train on; give some"),
-        ("blank.txt", " \n\n  \n", "data.train: {}: no text to train on; give some"),
+        ("empty.txt", "", "data.train: {}: no text to train on; add documents"),
+        ("blank.txt", " \n\n  \n", "data.train: {}: no text to train on; add documents"),
         ("latin.txt", "Füße\n".encode("latin-1"), "{}:1: not UTF-8 at byte 2 of the line"),
         ("mixed.txt", "Füße\n".encode() * 3 + "Füße\n".encode("latin-1"), "{}:4: not UTF-8"),
         ("one.txt", "One document.\nIt has two lines.\n", "no document is held out; raise data.hold_out"),
@@ -76,17 +78,17 @@ def test_text_that_cannot_be_trained_on_is_named(name, text, said, stream, tmp_p
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        (["data.valid={empty}"], "data.valid: {empty}: no text in it"),
+        (["data.valid={empty}"], "data.valid: {empty}: has no text"),
         (["data.valid={short}"], "held-out text (data.valid, data.hold_out): next-sentence pairs need two documents"),
-        (["data.valid={short}", "objective.mlm={mask_prob: 0.01}"], "no token of the held-out text is asked for"),
+        (["data.valid={short}", "objective.mlm={mask_prob: 0.01}"], "the held-out text has no token to predict"),
         (["data.hold_out=0.9999"], "hold out less (data.hold_out)"),
-        (["data.train=[]"], "names no file"),
-        (["data.train=''"], "names no file"),
+        (["data.train=[]"], "data.train: is empty"),
+        (["data.train=''"], "data.train: is empty"),
         (["data.train=3"], "key 'data.train' cannot be 3"),
-        (["model.heads=5"], "model: a width of 32 does not divide into 5 heads; see model.d_model, model.heads"),
+        (["model.heads=5"], "model: attention: a width of 32 does not divide into 5 heads; see model.d_model"),
         (["model.size=[1, 2]"], "model.size: bert has no size '[1, 2]'"),
-        (["objective=5"], "key 'objective' cannot be 5: it is a section of keys: causal, masked, denoise, span"),
-        (["objective.mlm.mask_prob=-1"], "key 'objective.mlm': rate is -1.0; a share lies between 0 and 1"),
+        (["objective=5"], "key 'objective' cannot be 5: it is a section of keys: clm, mlm, denoising, span_corruption"),
+        (["objective.mlm.mask_prob=-1"], "mask_prob is -1.0"),
     ],
 )  # fmt: skip
 def test_a_wrong_value_is_named_by_its_key(changes, said, tmp_path):
@@ -98,10 +100,15 @@ def test_a_wrong_value_is_named_by_its_key(changes, said, tmp_path):
 @pytest.mark.parametrize(
     ("family", "like", "objective", "said"),
     [
-        ("bert", "gpt2", "masked", "tokenizer.path: this vocabulary has no mask token; train the tokeniser for bert"),
-        ("bart", "bart", "span", "tokenizer.path: this vocabulary has no sentinels"),
-        ("gpt", "gpt", "causal", "data.chunking: packed documents need an end token between, which this tokeniser lacks"),
-        ("transformer", "gpt", "denoise", "tokenizer.path: this tokeniser has no start token"),
+        ("bert", "gpt2", "mlm", "tokenizer.path: this vocabulary has no mask token"),
+        ("bart", "bart", "span_corruption", "tokenizer.path: this vocabulary has no sentinels"),
+        (
+            "gpt",
+            "gpt",
+            "clm",
+            "data.chunking: packed documents need an end token between them, which this tokenizer lacks",
+        ),
+        ("transformer", "gpt", "denoising", "tokenizer.path: this tokenizer has no BOS token"),
     ],
 )
 def test_a_tokeniser_that_does_not_fit_is_refused_with_one_that_does(family, like, objective, said, tmp_path):
@@ -114,13 +121,13 @@ def test_a_tokeniser_that_does_not_fit_is_refused_with_one_that_does(family, lik
 
 
 @pytest.mark.parametrize("family", ["transformer", "rnn", "marian"])
-@pytest.mark.parametrize(("like", "objective"), [("t5", "span"), ("bart", "denoise")])
+@pytest.mark.parametrize(("like", "objective"), [("t5", "span_corruption"), ("bart", "denoising")])
 def test_a_family_without_a_vocabulary_of_its_own_takes_another_ones(family, like, objective, tmp_path):
     """T5's has no token to begin with: its decoder begins with padding, and so do these."""
     a_tokeniser(tmp_path, like)
     path = tmp_path / "recipe.yaml"
     path.write_text(ENCODER_DECODER.format(folder=tmp_path, objective=objective, family=family, model=SMALL[family]))
-    assert run_all(read_recipe(path), tmp_path / "run")[-1].kind == "finish"
+    assert run_all(read_recipe(path), tmp_path / "run")[-1].kind == "final"
     loaded = load(tmp_path / "run")
     begins = "pad_id" if like == "t5" or family == "marian" else "bos_id"
     assert loaded.model.spec.bos_id == getattr(loaded.source_tokenizer, begins)
@@ -150,12 +157,14 @@ def test_a_file_whose_name_tells_its_format_is_scored_in_that_format(tmp_path, c
         found.append(json.loads(capsys.readouterr().out))
     assert found[0] == found[1]
     with pytest.raises(InputError, match="--format goes with --data"):
-        app(["eval", str(tmp_path / "run"), "--format", "lines"], standalone_mode=False)
+        app(["eval", str(tmp_path / "run"), "--format", "line_per_document"], standalone_mode=False)
 
 
 def test_the_cost_of_a_recipe_is_told_without_its_text(tmp_path, capsys):
     path = tmp_path / "recipe.yaml"
-    text = ENCODER_DECODER.format(folder=tmp_path, objective="span_corruption", family="t5", model="size: small, max_length: 64")
+    text = ENCODER_DECODER.format(
+        folder=tmp_path, objective="span_corruption", family="t5", model="size: small, max_length: 64"
+    )
     path.write_text(text.replace(f"path: {tmp_path}/tokeniser", "vocab_size: 8000"))
     app(["cost", str(path)], standalone_mode=False)
     assert "parameters" in capsys.readouterr().out
@@ -166,7 +175,7 @@ def test_a_range_test_into_a_folder_that_cannot_be_is_one_line(tmp_path, monkeyp
 
     found = RangeTest(steps=20)
     found.learning_rates, found.losses = [10.0 ** (n - 20) for n in range(20)], [1.0] * 20
-    monkeypatch.setattr(loop, "find_rate", lambda *_, **__: found)
+    monkeypatch.setattr("qkv.train.perf.lr_range_test.lr_range_test", lambda *_, **__: found)
     recipe_of("gpt2", tmp_path)
     mini = Path(__file__).parents[3] / "recipes" / "pretrain-gpt2-mini.yaml"
     with pytest.raises(InputError, match="cannot be saved"):

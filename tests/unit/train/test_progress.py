@@ -16,9 +16,11 @@ def test_of_a_dozen_figures_a_validation_line_shows_the_deciding_one_and_a_few_o
 
 def test_the_figure_that_comes_first_is_always_shown() -> None:
     values = {"recall_weighted": 0.5} | {name: 0.25 for name in FIGURES if name != "recall_weighted"}
-    assert format_record(Record("valid", 20, values)).startswith("step 20: held-out recall_weighted 0.5, accuracy 25.00%")
+    assert format_record(Record("valid", 20, values)).startswith(
+        "step 20: held-out recall_weighted 0.5, accuracy 25.00%"
+    )
 
 
 def test_pairs_keep_their_two_rates() -> None:
-    said = format_record(Record("valid", 20, {"per": 0.5, "wer": 0.75, "seconds": 3.0}))
+    said = format_record(Record("valid", 20, {"token_error_rate": 0.5, "sequence_error_rate": 0.75, "seconds": 3.0}))
     assert said == "step 20: held-out token error rate 50.00%, sequence error rate 75.00%"

@@ -85,7 +85,7 @@ def test_where_nothing_falls_nothing_is_suggested(loss: Callable[[float], float]
 
 
 def test_a_loss_that_leaves_at_once_is_said_to() -> None:
-    with pytest.raises(InputError, match="left after 5 steps of growing learning rates; begin below 1e-07"):
+    with pytest.raises(InputError, match="diverged after 5 steps of growing rates; start below 1e-07"):
         told(lambda rate: 2.0 if rate < 1.8e-7 else 1e9).suggested_lr()
 
 
@@ -121,7 +121,7 @@ def test_without_a_single_loss_there_is_nothing_to_plot(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (1e-3, 1e-3), (1.0, 1e-3), (1e-5, math.inf)])
 def test_bounds_that_are_no_range_are_refused(low: float, high: float) -> None:
-    with pytest.raises(InputError, match="from a small learning rate to a larger one"):
+    with pytest.raises(InputError, match="needs 0 < min_lr < max_lr"):
         RangeTest(low, high)
 
 

@@ -33,15 +33,15 @@ def test_several_seeds_give_a_mean_and_a_deviation(home):
     assert told["runs"] == ["seed1", "seed2", "seed3"]
     runs = [final_metrics(home / f"out-seed{seed}") for seed in (1, 2, 3)]
     values = [run["accuracy"] for run in runs]
-    accuracy = told["figures"]["accuracy"]
+    accuracy = told["metrics"]["accuracy"]
     assert accuracy["values"] == values
     assert accuracy["mean"] == pytest.approx(sum(values) / 3)
-    assert accuracy["deviation"] == pytest.approx(statistics.stdev(values))
+    assert accuracy["std"] == pytest.approx(statistics.stdev(values))
     weights = {(home / f"out-seed{seed}" / "model.safetensors").read_bytes() for seed in (1, 2, 3)}
     assert len(weights) == 3
     assert [read_recipe(home / f"out-seed{seed}" / "recipe.yaml").seed for seed in (1, 2, 3)] == [1, 2, 3]
     assert "mean" in done.stdout
-    assert "deviation" in done.stdout
+    assert "std" in done.stdout
 
 
 def test_a_finished_seed_is_not_repeated(home):
@@ -57,7 +57,7 @@ def test_a_kept_mean_of_checkpoints_is_scored_as_such(home):
     qkv("train", "r.yaml", "train.average_checkpoints=2", "validation.every_steps=1", "-o", "run", cwd=home)
     lines = [json.loads(line) for line in (home / "run" / "log.jsonl").read_text().splitlines()]
     found = final_metrics(home / "run")
-    kept = lines[-1] if lines[-1]["averaged"] else next(
+    kept = lines[-1] if lines[-1]["num_averaged_checkpoints"] else next(
         line for line in lines if line["kind"] == "valid" and line["step"] == lines[-1]["best_step"]
     )  # fmt: skip
     assert found["accuracy"] == kept["accuracy"]
@@ -86,11 +86,11 @@ def test_pairs_have_seeds_and_no_folds(tmp_path):
     must_refuse(qkv("train", recipe, "--num-folds", "2", "-o", "out", cwd=tmp_path), "--num-folds goes with tasks")
     done = qkv("train", recipe, "train.max_steps=2", "--num-seeds", "2", "-o", "out", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "per" in json.loads((tmp_path / "out-seeds.json").read_text())["figures"]
+    assert "token_error_rate" in json.loads((tmp_path / "out-seeds.json").read_text())["metrics"]
 
 
 def test_a_class_that_lies_in_one_fold_is_said_before_the_first_run(home):
     write_reviews(home / "mine.csv", 60, extra=[("a lonely word", "lonely")])
     done = qkv("train", "r.yaml", "--num-folds", "3", "-o", "out", cwd=home)
-    must_refuse(done, "--num-folds: all examples of 'lonely' lie in fold", "another number of folds")
+    must_refuse(done, "--num-folds: all examples of 'lonely' are in fold", "another number of folds")
     assert not list(home.glob("out*"))

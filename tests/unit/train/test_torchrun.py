@@ -33,7 +33,13 @@ WAYS = {
 def changes_of(family: str, folder: Path, *changes: str) -> tuple[str, list[str]]:
     """A mini recipe, and what makes a tiny one of it."""
     text = folder / "text.txt"
-    data = [f"data.train={text}", "data.format=blank_line_separated", "data.hold_out=0.2", "validation.num_samples=1", "train.log_every=1"]
+    data = [
+        f"data.train={text}",
+        "data.format=blank_line_separated",
+        "data.hold_out=0.2",
+        "validation.num_samples=1",
+        "train.log_every=1",
+    ]
     return str(RECIPES / f"pretrain-{family}-mini.yaml"), [*TINY, *OWN.get(family, []), *data, *changes]
 
 
@@ -104,7 +110,11 @@ def test_two_processes_have_the_losses_of_one(spread, by_two, tmp_path):
 @pytest.mark.parametrize("way", WAYS)
 def test_two_processes_tune_as_one_does(way, by_two, tmp_path):
     """One process takes both parts, so that dropout draws the same."""
-    by_one(str(by_two / "tuned.yaml"), [*WAYS[way][:1], "train.log_every=1", "train.gradient_accumulation_steps=2"], tmp_path / "one")
+    by_one(
+        str(by_two / "tuned.yaml"),
+        [*WAYS[way][:1], "train.log_every=1", "train.gradient_accumulation_steps=2"],
+        tmp_path / "one",
+    )
     assert losses(by_two / way) == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
     one, two = (load(folder).model.state_dict() for folder in (tmp_path / "one", by_two / way))
     assert all((one[name] - two[name]).abs().max() < 1e-3 for name in one)
@@ -125,7 +135,13 @@ def test_a_run_killed_with_two_processes_goes_on_with_one_to_the_same_bits(tmp_p
 
 def test_shards_of_two_processes_are_taken_up_by_one(tmp_path):
     write_text(tmp_path)
-    long = ["train.max_steps=20", "train.save_every=1", "validation.every_steps=10", "train.strategy=fsdp", "model.embed_dropout=0"]
+    long = [
+        "train.max_steps=20",
+        "train.save_every=1",
+        "validation.every_steps=10",
+        "train.strategy=fsdp",
+        "model.embed_dropout=0",
+    ]
     given = changes_of("gpt2", tmp_path, *long, *STILL)
     by_one(*given, tmp_path / "whole")
     kill_after_a_checkpoint(words(*given, tmp_path / "cut"), tmp_path / "cut")

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from qkv import spec
-from qkv.checkpoints.model_folder import unique_state_dict
+from qkv.checkpoints.state import unique_state_dict
 from qkv.errors import InputError
 from qkv.families import get_family
 from qkv.nn import Ragged, build
@@ -23,7 +23,9 @@ TOKENS = Ragged.from_lengths(torch.arange(7), [3, 4])
 
 def tiny(**fields: Any) -> Any:
     module = get_family("gpt2")
-    return build(module.spec(module.Shape(width=8, heads=2, layers=1, length=16, **fields), target=11)).eval()
+    return build(
+        module.make_spec(module.Config(d_model=8, heads=2, layers=1, max_length=16, **fields), target_vocab_size=11)
+    ).eval()
 
 
 def move(model: torch.nn.Module) -> None:
@@ -39,7 +41,9 @@ def test_the_average_is_that_of_its_formula() -> None:
     for _ in range(5):
         move(model)
         trailing.update(model)
-        expected = {name: 0.9 * expected[name] + 0.1 * t.detach().double() for name, t in unique_state_dict(model).items()}
+        expected = {
+            name: 0.9 * expected[name] + 0.1 * t.detach().double() for name, t in unique_state_dict(model).items()
+        }
     found = {name: tensor.double() for name, tensor in trailing.state_dict().items()}
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
@@ -54,7 +58,7 @@ def test_without_decay_it_is_the_weights_themselves() -> None:
 
 def test_tied_weights_are_averaged_once_under_the_name_that_checkpoints_hold() -> None:
     model = tiny()
-    assert model.head.linear.weight is model.target.tokens.weight
+    assert model.head.linear.weight is model.target_embedding.tokens.weight
     assert EMA(model, 0.9).state_dict().keys() == unique_state_dict(model).keys()
     assert "head.linear.weight" not in unique_state_dict(model)
 
@@ -78,7 +82,7 @@ def test_averaged_weights_stand_in_for_a_while_and_the_trained_ones_come_back_to
     )
     with trailing.applied_to(model):
         assert torch.equal(model(TOKENS), begun)
-        assert model.head.linear.weight is model.target.tokens.weight
+        assert model.head.linear.weight is model.target_embedding.tokens.weight
     assert all(a is b for a, b in zip(model.parameters(), parameters, strict=True))  # an optimiser holds them
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), trained, strict=True))
     assert torch.equal(model(TOKENS), said)
@@ -161,20 +165,20 @@ def test_what_was_saved_goes_on_to_the_bit() -> None:
 def test_another_models_averages_are_refused_and_nothing_is_taken_from_them() -> None:
     trailing, other = EMA(tiny(), 0.9), EMA(tiny(), 0.9).state_dict()
     before = {name: tensor.clone() for name, tensor in trailing.state_dict().items()}
-    with pytest.raises(InputError, match=r"'decoder\.blocks\.1\..* is not on both sides"):
+    with pytest.raises(InputError, match=r"'decoder\.blocks\.1\..* is not in both models"):
         trailing.load_state_dict(EMA(build(deeper(tiny().spec)), 0.9).state_dict())
-    with pytest.raises(InputError, match=r"'decoder.norm.bias' is \[9\] there and \[8\] here"):
+    with pytest.raises(InputError, match=r"'decoder.norm.bias' is \[9\], and the model's is \[8\]"):
         trailing.load_state_dict(other | {"decoder.norm.bias": torch.zeros(9)})
     assert all(torch.equal(tensor, before[name]) for name, tensor in trailing.state_dict().items())
 
 
 def deeper(s: spec.Model) -> spec.Model:
-    return spec.replace(s, decoder=spec.replace(s.decoder, depth=2))
+    return spec.replace(s, decoder=spec.replace(s.decoder, num_layers=2))
 
 
 @pytest.mark.parametrize("decay", [-0.1, 1.0, 2.0, float("nan")])
 def test_a_decay_that_is_none_is_refused(decay: float) -> None:
-    with pytest.raises(InputError, match="between 0 and 1"):
+    with pytest.raises(InputError, match="at least 0 and below 1"):
         EMA(tiny(), decay)
 
 

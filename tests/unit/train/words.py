@@ -1,4 +1,4 @@
-"""A small spelling task, made here: letters to sounds by rule, so that a tiny model can learn it in seconds."""
+"""A small synthetic spelling task: letters to sounds by rule, which a tiny model learns in seconds."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def word(chance: random.Random) -> str:
 
 
 def write_task(folder: Path, family: str = "transformer", **sizes: int) -> Path:
-    """Three files and a recipe; gives the recipe's path."""
+    """Write three files and a recipe; return the path of the recipe."""
     chance = random.Random(5)
     for part, count in {"train": 120, "valid": 20, "test": 20, **sizes}.items():
         words = [word(chance) for _ in range(count)]
