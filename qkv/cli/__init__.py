@@ -1,46 +1,73 @@
-"""The command line. A mistake of the user's is one line and exit code 2."""
+"""Command line of qkv. An error that the user can correct is printed as one line, with exit code 2."""
 
 from __future__ import annotations
 
+import os
 import re
 import sys
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 
 from qkv.cli import cost, data, embed, families, import_export, plot, predict, prompt, score, tokenizer, train
 from qkv.cli import eval as eval_module
-from qkv.errors import InputError, one_line
+from qkv.cli.help import add_command, make_app
+from qkv.errors import InputError, did_you_mean, one_line
+from qkv.registry import load_plugins
 from qkv.renamed import renamed_command, renamed_option
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    help="Attention models: train them, use them, score them, watch them attend.",
-)
-for name, command in {
-    "train": train.train,
-    "predict": predict.predict,
-    "embed": embed.embed,
-    "eval": eval_module.eval_command,
-    "score": score.score,
-    "prompt": prompt.prompt,
-    "plot": plot.plot,
-    "cost": cost.cost,
-    "families": families.list_families,
-    "import": import_export.import_checkpoint,
-    "export": import_export.export_checkpoint,
-}.items():
-    app.command(name)(command)
-app.add_typer(tokenizer.app, name="tokenizer")
-app.add_typer(data.app, name="data")
+_DESCRIPTION = """Train, use, evaluate and inspect attention models.
+
+Examples:
+    qkv train recipes/g2p-demo.yaml
+    qkv predict runs/g2p-demo attention
+    qkv eval runs/g2p-demo
+    qkv COMMAND --help
+"""
+_COMMANDS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
+    "Train and prepare data": {"train": train.train, "data": data.app},
+    "Use a model": {"predict": predict.predict, "embed": embed.embed, "prompt": prompt.prompt},
+    "Evaluate and inspect": {
+        "eval": eval_module.eval_command,
+        "score": score.score,
+        "plot": plot.plot,
+        "cost": cost.cost,
+    },
+    "Checkpoints and tokenizers": {
+        "families": families.list_families,
+        "import": import_export.import_checkpoint,
+        "export": import_export.export_checkpoint,
+        "tokenizer": tokenizer.app,
+    },
+}
+
+app = make_app(_DESCRIPTION)
+for _panel, _commands in _COMMANDS.items():
+    for _name, _command in _commands.items():
+        if isinstance(_command, typer.Typer):
+            app.add_typer(_command, name=_name, rich_help_panel=_panel)
+        else:
+            add_command(app, _name, _command, _panel)
 
 
 @app.callback(invoke_without_command=True)
-def show_version(
-    version: Annotated[bool, typer.Option("--version", help="The version, and torch's.", is_eager=True)] = False,
+def global_options(
+    imports: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--import",
+            metavar="MODULE",
+            envvar="QKV_IMPORT",
+            help="Import a module that registers tasks, metrics or other extensions with qkv.register (repeatable).",
+        ),
+    ] = None,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the versions of qkv and torch and exit.", is_eager=True)
+    ] = False,
 ) -> None:
+    """Run the options that precede the command."""
+    load_plugins(imports or [])
     if version:
         import torch
 
@@ -50,21 +77,24 @@ def show_version(
         raise typer.Exit
 
 
-_INTERRUPT_CODE = 130  # what shells give for Ctrl-C
-_STOPPED_MESSAGE = "qkv: stopped; a training run goes on from its last checkpoint when the same command is given again"
+_INTERRUPT_CODE = 130  # the exit code of a shell for Ctrl-C
+_INTERRUPT_MESSAGE = (
+    "qkv: interrupted; a training run resumes from its last checkpoint if the same command is run again"
+)
 
 
 def main() -> None:
-    """The entry point: says a user's mistake in one line."""
+    """Run the command line; print an error of the user as one line."""
     try:
-        code = app(standalone_mode=False) or 0
-        _exit(_STOPPED_MESSAGE if code == _INTERRUPT_CODE else "", code)  # typer makes a return value of Ctrl-C
+        code = app(prog_name="qkv", standalone_mode=False) or 0
+        sys.stdout.flush()  # a closed pipe is found here, not when the interpreter shuts down
+        _exit(_INTERRUPT_MESSAGE if code == _INTERRUPT_CODE else "", code)  # typer returns the code of Ctrl-C
     except InputError as error:
         _exit(f"qkv: {one_line(error)}", 2)
     except (typer.Abort, KeyboardInterrupt):
-        _exit(_STOPPED_MESSAGE, _INTERRUPT_CODE)
-    except BrokenPipeError:  # whoever read the output has gone
-        sys.stderr.close()
+        _exit(_INTERRUPT_MESSAGE, _INTERRUPT_CODE)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at shutdown
         sys.exit(1)
     except Exception as error:
         if not hasattr(error, "format_message"):
@@ -73,18 +103,29 @@ def main() -> None:
 
 
 def _usage_message(error: Any) -> str:
-    """The line about an option or a command that does not exist, or was renamed; nothing: the help was shown."""
+    """Return one line for an error of typer: an unknown option or command with the new or the nearest name.
+
+    The message is empty if the help has been printed instead.
+    """
     message = error.format_message()
     context, option = getattr(error, "ctx", None), getattr(error, "option_name", None)
-    if option is not None and context is not None:
-        new_option = renamed_option(option, context.command.name)
-        if any(new_option in parameter.opts for parameter in context.command.params):
-            return f"qkv: {option} is now {new_option}"
-    no_command = re.fullmatch(r"No such command '(.+)'\.", message)
-    new_command = renamed_command(no_command[1]) if no_command and context and context.parent is None else None
-    if no_command and new_command:
-        return f"qkv: the command {no_command[1]} is now {new_command}"
-    return f"qkv: {message} (see qkv --help)" if message else ""
+    if not message or context is None:
+        return f"qkv: {message} (see qkv --help)" if message else ""
+    see_help = f"see {context.command_path} --help"
+    unknown_command = re.match(r"No such command '(.+?)'", message)
+    if unknown_command:
+        name = unknown_command[1]
+        new_command = renamed_command(name) if context.parent is None else None
+        hint = did_you_mean(name, context.command.commands)
+        return f"qkv: the command {name} is now {new_command}" if new_command else f"qkv: no command '{name}'; {hint}"
+    if option is None or not message.startswith("No such option"):
+        return f"qkv: {message.rstrip('.')}; {see_help}"
+    options = [name for parameter in context.command.params for name in parameter.opts if name.startswith("--")]
+    new_option = renamed_option(option, context.command.name)
+    if new_option in options:
+        return f"qkv: {option} is now {new_option}"
+    hint = did_you_mean(option, options)
+    return f"qkv: no option '{option}'; {hint if hint.endswith('?') else see_help}"
 
 
 def _exit(message: str, code: int) -> None:

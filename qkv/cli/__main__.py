@@ -1,3 +1,5 @@
+"""`python -m qkv.cli`: the command line without an installed script."""
+
 from qkv.cli import main
 
 main()

@@ -1,4 +1,4 @@
-"""The command that counts a model's parameters, FLOPs and memory: cost."""
+"""`qkv cost`: parameters, FLOPs and memory of a model."""
 
 from __future__ import annotations
 
@@ -7,35 +7,70 @@ from typing import Annotated
 
 import typer
 
+from qkv.cli.help import INPUT
+
+RecipeOrRun = Annotated[Path, typer.Argument(metavar="RECIPE|RUN", help="Recipe file, or folder of a run.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE", help="Values that replace those of the recipe, such as model.layers=4."),
+]
+SourceLength = Annotated[
+    int | None,
+    typer.Option(
+        "--source-length",
+        "-m",
+        metavar="M",
+        help="Assume sources of M tokens.",
+        show_default="mean of the data",
+        rich_help_panel=INPUT,
+    ),
+]
+TargetLength = Annotated[
+    int | None,
+    typer.Option(
+        "--target-length",
+        "-n",
+        metavar="N",
+        help="Assume targets of N tokens.",
+        show_default="mean of the data",
+        rich_help_panel=INPUT,
+    ),
+]
+VocabSizes = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZES",
+        help="Assume these vocabulary sizes, such as 30,40 for source and target, instead of reading the data.",
+        rich_help_panel=INPUT,
+    ),
+]
+
 
 def cost(
-    recipe_or_run: Annotated[Path, typer.Argument(metavar="RECIPE|RUN", help="A recipe, or a run's folder.")],
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="As in train.")] = None,
-    source_length: Annotated[
-        int | None, typer.Option("--source-length", "-m", help="M; by default the data's mean.")
-    ] = None,
-    target_length: Annotated[
-        int | None, typer.Option("--target-length", "-n", help="N; by default the data's mean.")
-    ] = None,
-    vocab_size: Annotated[
-        str | None, typer.Option(help="Sizes such as 30,40 where a recipe's data is not at hand.")
-    ] = None,
+    recipe_or_run: RecipeOrRun,
+    overrides: Overrides = None,
+    source_length: SourceLength = None,
+    target_length: TargetLength = None,
+    vocab_size: VocabSizes = None,
 ) -> None:
-    """Parameters by part, FLOPs a token and a run, memory, and the three attentions' costs."""
+    """Estimate the parameters, FLOPs and memory of a model.
+
+    Shows parameters by component, FLOPs per token and per run, memory, and the cost of each kind of attention.
+
+    Examples:
+        qkv cost recipes/g2p-transformer.yaml model.layers=4
+        qkv cost runs/g2p-demo --source-length 100 --target-length 100
+    """
     from qkv.analysis.cost import cost as compute_cost
     from qkv.analysis.cost_table import render_cost_table
-    from qkv.train.cost_inputs import CostInputs, infer_cost_inputs
+    from qkv.train.cost_inputs import infer_cost_inputs
 
-    cost_inputs: CostInputs = infer_cost_inputs(recipe_or_run, overrides or [], vocab_size)
-    recipe = cost_inputs.recipe
-    print(
-        render_cost_table(
-            compute_cost(
-                cost_inputs.spec,
-                source_length=cost_inputs.source_length if source_length is None else source_length,
-                target_length=cost_inputs.target_length if target_length is None else target_length,
-                batch_tokens=recipe.train.batch_tokens if recipe else None,
-                steps=recipe.train.max_steps if recipe else None,
-            )
-        )
+    inputs = infer_cost_inputs(recipe_or_run, overrides or [], vocab_size)
+    model_cost = compute_cost(
+        inputs.spec,
+        source_length=inputs.source_length if source_length is None else source_length,
+        target_length=inputs.target_length if target_length is None else target_length,
+        batch_tokens=inputs.recipe.train.batch_tokens if inputs.recipe else None,
+        steps=inputs.recipe.train.max_steps if inputs.recipe else None,
     )
+    print(render_cost_table(model_cost))

@@ -1,4 +1,4 @@
-"""Commands about corpora: text into shards of ids."""
+"""`qkv data`: tokenization of a corpus into shards of token ids."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from qkv.cli.help import INPUT, OUTPUT, add_command, make_app
 from qkv.cli.options import check_renamed
 from qkv.errors import InputError
 
@@ -18,32 +19,78 @@ if TYPE_CHECKING:
     from qkv.data.corpora.corpus import Corpus
     from qkv.data.corpora.shards import ProgressCallback
 
-app = typer.Typer(no_args_is_help=True, help="Corpora for pretraining.")
+Files = Annotated[
+    list[str],
+    typer.Argument(metavar="FILE", help="Files (also compressed as .gz or .zst), folders, or datasets:NAME[:SPLIT]."),
+]
+TokenizerName = Annotated[
+    str,
+    typer.Option(
+        "--tokenizer",
+        "-t",
+        metavar="TOKENIZER",
+        help="Use this tokenizer, given by its folder, its JSON file or a model.",
+        rich_help_panel=INPUT,
+    ),
+]
+ShardFolder = Annotated[
+    Path,
+    typer.Option("--output", "-o", metavar="DIR", help="Write the shards to this folder.", rich_help_panel=OUTPUT),
+]
+Format = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FORMAT",
+        help="Read the files as line_per_document, blank_line_separated, file_per_document, jsonl or parquet "
+        "(required for .txt).",
+        show_default="by the file names",
+        rich_help_panel=INPUT,
+    ),
+]
+TextField = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="Read the text from this field of .jsonl or column of .parquet and datasets.",
+        rich_help_panel=INPUT,
+    ),
+]
+NumWorkers = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Read with N threads, in addition to those of the tokenizer.",
+        show_default="4, or the number of cores if smaller",
+        rich_help_panel="Performance",
+    ),
+]
+ShardTokens = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Write shards of N tokens, which is also the most work that an interruption can lose.",
+        show_default="67,108,864",
+        rich_help_panel=OUTPUT,
+    ),
+]
 
 
-@app.command()
 def build(
-    files: Annotated[
-        list[str], typer.Argument(metavar="FILE...", help="Files (also .gz, .zst), folders, or datasets:NAME[:SPLIT].")
-    ],
-    tokenizer: Annotated[
-        str, typer.Option("--tokenizer", "-t", help="A tokeniser's folder or JSON file, or a model that has one.")
-    ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The folder to write.")],
-    format: Annotated[
-        str | None,
-        typer.Option(
-            help="line_per_document, blank_line_separated, file_per_document, "
-            "jsonl or parquet; by default as the names end, but a .txt needs to be told."
-        ),
-    ] = None,
-    text_field: Annotated[str, typer.Option(help="Where the text is, in jsonl, parquet and datasets.")] = "text",
-    num_workers: Annotated[
-        int | None, typer.Option(help="Threads beside the tokeniser's own; by default 4, or one for each core.")
-    ] = None,
-    shard_tokens: Annotated[int | None, typer.Option(help="Tokens of a shard; what a kill costs at most.")] = None,
+    files: Files,
+    tokenizer: TokenizerName,
+    output: ShardFolder,
+    format: Format = None,
+    text_field: TextField = "text",
+    num_workers: NumWorkers = None,
+    shard_tokens: ShardTokens = None,
 ) -> None:
-    """Cut text into ids, once and for all. Kill it at any moment: the same command goes on after the last shard."""
+    """Tokenize a corpus into shards of token ids for pretraining.
+
+    A build that was interrupted continues after its last complete shard when the same command is run again.
+
+    Example:
+        qkv data build corpus.jsonl --tokenizer bert-base-uncased --output shards
+    """
     import os
 
     from qkv.checkpoints.tokenizers import find_tokenizers
@@ -51,7 +98,7 @@ def build(
     from qkv.data.corpora.shards import SHARD_TOKENS, build_shards
 
     if num_workers is not None and num_workers < 0:
-        raise InputError(f"--num-workers is {num_workers}; use 0 or more")
+        raise InputError(f"--num-workers must be 0 or more, not {num_workers}")
     check_renamed("--format", format)
     corpus_tokenizer, _ = find_tokenizers(tokenizer)
     corpus = Corpus(files, format=format, text_field=text_field)
@@ -65,15 +112,23 @@ def build(
             on_progress=progress,
         )
     summary = f"{len(shards):,} documents, {shards.tokens:,} tokens, {len(shards.meta['shards']):,} shards"
-    speed = f"{progress.speed():,.0f} tokens/s" if progress.tokens else "built before"
+    speed = f"{progress.speed():,.0f} tokens/s" if progress.tokens else "already built"
     print(f"{output}: {summary}; {speed}")
 
 
+app = make_app("""Prepare corpora for pretraining.
+
+Example:
+    qkv data build corpus.jsonl --tokenizer bert-base-uncased --output shards
+""")
+add_command(app, "build", build)
+
+
 class _Progress:
-    """Counts what this command itself has done, since its first word, and shows it."""
+    """Progress of this process: tokens since its first callback, without those of an earlier, interrupted one."""
 
     def __init__(self) -> None:
-        self._start: tuple[float, int] | None = None  # when, and the tokens that were there before
+        self._start: tuple[float, int] | None = None  # time and number of tokens at the first callback
         self.tokens = 0
         self.display: ProgressCallback = lambda documents, tokens: None  # noqa: ARG005
 
@@ -83,7 +138,7 @@ class _Progress:
         self.display(documents, tokens)
 
     def speed(self) -> float:
-        """Tokens a second."""
+        """Return the tokens per second."""
         return self.tokens / (time.perf_counter() - self._start[0]) if self._start else 0.0
 
 
@@ -104,7 +159,7 @@ def _progress(corpus: Corpus) -> Iterator[_Progress]:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True)) as bar:
-        # A dataset's size is not known: then the bar only moves.
+        # The size of a dataset from the hub is unknown: the bar then shows activity only.
         task = bar.add_task("", total=corpus.size or None, documents=0, tokens=0)
         progress.display = lambda documents, tokens: bar.update(
             task, completed=corpus.bytes_read, documents=documents, tokens=tokens

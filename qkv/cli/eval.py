@@ -1,4 +1,4 @@
-"""The command that scores a run on examples: eval."""
+"""`qkv eval`: scores of a run on labeled examples, pairs or held-out text."""
 
 from __future__ import annotations
 
@@ -10,109 +10,168 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from qkv.cli.eval_seq2seq import Seq2SeqEvalOptions, evaluate_seq2seq
-from qkv.cli.options import Device, Json, LabelColumn, RunFolder, TextColumn, check_renamed, load_model
-from qkv.cli.run_task import ReaderOptions, SkipBad, load_run_recipe, parse_reader_options
-from qkv.cli.tables import format_interval, format_number, print_table
+from qkv.cli.help import INPUT, OUTPUT
+from qkv.cli.input_stream import parse_reader_options
+from qkv.cli.options import (
+    Device,
+    Json,
+    LabelColumn,
+    LengthPenalty,
+    NumBeams,
+    OnTooLongOfRecipe,
+    OnUnknown,
+    ReaderOptions,
+    RunFolder,
+    SkipBad,
+    TextColumn,
+    check_renamed,
+    load_model,
+)
+from qkv.cli.tables import print_table
 from qkv.data.filtering import filter_invalid, format_skipped
 from qkv.errors import InputError
+from qkv.reports.numbers import format_interval, format_number
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from qkv.data.examples import Examples
+    from qkv.recipe import Recipe
+    from qkv.recipe.schema import FinetuneRecipe, PretrainingRecipe
+    from qkv.reports.error_analysis import ScoredExample
     from qkv.reports.report import Report
+    from qkv.tasks.base import Task
     from qkv.tasks.predictions import TaskPrediction
+    from qkv.tasks.predictor import Predictor
 
-_MAX_CLASSES, _MAX_CONFUSIONS = 15, 10  # that are printed; all of them are in the report
+_MAX_CLASSES, _MAX_CONFUSIONS = 15, 10  # rows that are printed; the report has all of them
 
-
-Data = Annotated[Path | None, typer.Option("--data", "-d", help="What to score on; by default the recipe's test split.")]
-Target = Annotated[Path | None, typer.Option(help="Pairs: the target file, where --data is one of two aligned files.")]
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        "--data",
+        "-d",
+        metavar="PATH",
+        help="Evaluate on this file or folder.",
+        show_default="test split of the recipe",
+        rich_help_panel=INPUT,
+    ),
+]
 Format = Annotated[
     str | None,
     typer.Option(
-        help="Of pairs aligned, tsv, scitldr, …; of text line_per_document, jsonl, …; of a task csv, squad, conll, …; "
-        "by default as in training."
+        metavar="FORMAT",
+        help="Read --data in this format, such as csv, squad or conll for tasks, aligned or tsv for pairs, and jsonl "
+        "or line_per_document for text.",
+        show_default="as the training data",
+        rich_help_panel=INPUT,
+    ),
+]
+NumResamples = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Draw N bootstrap resamples for the intervals, or compute none with 0.",
+        show_default="1000",
+        rich_help_panel=OUTPUT,
+    ),
+]
+Target = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Read the targets from this file, which is aligned with the sources in --data (pairs).",
+        rich_help_panel=INPUT,
+    ),
+]
+FreeRunning = Annotated[
+    bool,
+    typer.Option(
+        "--free-running",
+        help="Report the loss of the references with and without teacher forcing as well (pairs).",
+        rich_help_panel=OUTPUT,
+    ),
+]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--output", "-o", metavar="FILE", help="Write predictions and labels to this TSV file.", rich_help_panel=OUTPUT
     ),
 ]
 ReportFolder = Annotated[
-    Path | None, typer.Option("--report", metavar="DIR", help="Tasks: write report.html and report.json there.")
+    Path | None,
+    typer.Option(
+        "--report",
+        metavar="DIR",
+        help="Write report.html and report.json of a task to this folder.",
+        rich_help_panel=OUTPUT,
+    ),
 ]
-NumResamples = Annotated[
-    int | None, typer.Option(help="How many resamples the intervals rest on, by default 1000; 0: none.")
-]
-NumBeams = Annotated[int | None, typer.Option(help="Pairs: beam width; by default the recipe's.")]
-LengthPenalty = Annotated[float | None, typer.Option(help="Pairs: as in predict; by default the recipe's.")]
-FreeRunning = Annotated[
-    bool, typer.Option("--free-running", help="Pairs: also the loss of the references with and without a teacher.")
-]
-Output = Annotated[
-    Path | None, typer.Option("--output", "-o", help="Write what was predicted and what is right as TSV.")
-]
-OnTooLong = Annotated[str | None, typer.Option(help="Pairs: an input over the model's length: refuse or truncate.")]
-OnUnknown = Annotated[str | None, typer.Option(help="Pairs: as in predict; by default the recipe's.")]
 
 
 def eval_command(
     run: RunFolder,
     data: Data = None,
-    target: Target = None,
     format: Format = None,
     text: TextColumn = None,
     label: LabelColumn = None,
     reader_option: ReaderOptions = None,
     skip_bad: SkipBad = False,
-    report: ReportFolder = None,
-    num_resamples: NumResamples = None,
+    target: Target = None,
+    on_too_long: OnTooLongOfRecipe = None,
     num_beams: NumBeams = None,
     length_penalty: LengthPenalty = None,
-    free_running: FreeRunning = False,
-    output: Output = None,
-    as_json: Json = False,
-    on_too_long: OnTooLong = None,
     on_unknown: OnUnknown = None,
+    output: Output = None,
+    report: ReportFolder = None,
+    num_resamples: NumResamples = None,
+    free_running: FreeRunning = False,
+    as_json: Json = False,
     device: Device = None,
 ) -> None:
-    """A task's figures with intervals, classes and confusions; error rates, BLEU, ROUGE and so on of pairs, as their
-    recipe has it (test.metrics); perplexity of held-out text.
+    """Evaluate a run on test data.
 
-    Of pairs any listed reference counts as right. Of text, --data is a file or folder of documents; its format is as
-    its name ends, else as in training.
+    The metrics are those of the task with confidence intervals and confusions, error rates or BLEU of pairs, or the
+    perplexity of text.
+
+    Pairs are scored by the recipe's test.metrics, against all references of a source. For text, --data is a file or
+    folder of documents, whose format follows from its suffix, else from the recipe.
+
+    Examples:
+        qkv eval runs/g2p-demo --num-beams 4
+        qkv eval runs/sentiment --data test.csv --report reports/sentiment
     """
     from qkv.recipe.schema import FinetuneRecipe, PretrainingRecipe
 
-    recipe = load_run_recipe(run)
-    pair_options: dict[str, Any] = {
-        "--target": target,
-        "--num-beams": num_beams,
-        "--length-penalty": length_penalty,
-        "--free-running": free_running or None,
-    }
-    pair_options |= {"--on-unknown": on_unknown, "--on-too-long": on_too_long}
-    task_options: dict[str, Any] = {"--report": report, "--reader-option": reader_option, "--text": text, "--label": label}
-    task_options |= {"--skip-bad": skip_bad or None}
+    recipe = _load_recipe(run)
+    pair_options: dict[str, Any] = {"--target": target, "--num-beams": num_beams, "--length-penalty": length_penalty}
+    pair_options |= {"--on-unknown": on_unknown, "--on-too-long": on_too_long, "--free-running": free_running or None}
+    task_options: dict[str, Any] = {"--report": report, "--text": text, "--label": label}
+    task_options |= {"--reader-option": reader_option, "--skip-bad": skip_bad or None}
     if isinstance(recipe, PretrainingRecipe):
         if any(value is not None for value in (*pair_options.values(), *task_options.values(), num_resamples, output)):
-            reason = "of the options only --data and --format go with that"
-            raise InputError(f"a model of text is scored by its perplexity; {reason}")
+            raise InputError("a pretrained model is scored by its perplexity; use --data and --format only")
         _eval_text(run, recipe, data, format, as_json, device)
     elif isinstance(recipe, FinetuneRecipe):
-        _reject_options(pair_options, "pairs, and this run learned a task")
+        _reject_options(pair_options, "pairs, and this run was trained on a task")
         reader_options = parse_reader_options(reader_option, text=text, label=label)
         resamples = 1000 if num_resamples is None else num_resamples
         eval_options = EvalOptions(data, format, reader_options, skip_bad, resamples)
         _eval_task(run, recipe, eval_options, report, output, as_json, device)
     else:
-        _reject_options(task_options, "tasks, and this run learned from pairs")
-        seq2seq_options = Seq2SeqEvalOptions(
-            data,
-            target,
-            format,
-            num_beams,
-            length_penalty,
-            on_too_long,
-            on_unknown,
-            free_running=free_running,
-            resamples=num_resamples,
-        )
+        _reject_options(task_options, "tasks, and this run was trained on pairs")
+        search = (num_beams, length_penalty, on_too_long, on_unknown)
+        seq2seq_options = Seq2SeqEvalOptions(data, target, format, *search, free_running, num_resamples)
         evaluate_seq2seq(run, recipe, seq2seq_options, output, as_json, device)
+
+
+def _load_recipe(run: Path) -> Recipe:
+    """Return the recipe that a run was trained with."""
+    from qkv.recipe import read_run_recipe
+
+    if not run.is_dir():
+        raise InputError(f"{run}: no such folder; train a model first (qkv train RECIPE), or check the path")
+    return read_run_recipe(run / "recipe.yaml")
 
 
 def _reject_options(options: dict[str, Any], reason: str) -> None:
@@ -126,10 +185,10 @@ def _reject_options(options: dict[str, Any], reason: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class EvalOptions:
-    """What the command line says of the examples."""
+    """Options of the test data of a task."""
 
-    data: Path | None
-    format: str | None
+    data: Path | None  # None: the recipe's test split
+    format: str | None  # None: the recipe's format
     reader_options: dict[str, Any]
     skip_bad: bool
     resamples: int
@@ -137,7 +196,7 @@ class EvalOptions:
 
 def _eval_task(
     run: Path,
-    recipe: Any,
+    recipe: FinetuneRecipe,
     options: EvalOptions,
     report_folder: Path | None,
     output: Path | None,
@@ -162,74 +221,87 @@ def _eval_task(
         return
     _print_report(report)
     if report_folder is not None:
-        print(f"{report_folder / 'report.html'}: all of this and the worst examples; report.json: the same for programs")
+        print(f"{report_folder / 'report.html'}: the report with the worst examples; report.json: the same as JSON")
 
 
-def _build_report(run: Path, recipe: Any, options: EvalOptions, device: str | None) -> tuple[Report, list[list[str]]]:
-    """The report, and each example's place with what was said of it and what is right."""
-    from qkv.data.tagging_schemes import spans_to_tags
-    from qkv.checkpoints.inputs import max_input_length
-    from qkv.reports.error_analysis import ScoredExample
-    from qkv.reports.report import build_report, is_labeled, read_learning_curves
-    from qkv.tasks.base import input_processor
-    from qkv.tasks.predictions import apply_null_threshold, predict_detailed
-    from qkv.train.workloads.finetuning import make_task
+def _build_report(
+    run: Path, recipe: FinetuneRecipe, options: EvalOptions, device: str | None
+) -> tuple[Report, list[list[str]]]:
+    """Return the report, and one row per example with its location, prediction and label."""
+    from qkv.reports.report import build_report, read_learning_curves
+    from qkv.tasks.base import make_metrics, require_head
+    from qkv.tasks.predictor import Predictor
+    from qkv.tasks.recipe_task import make_task
 
     task = make_task(recipe)
     examples, data_name = _read_examples(recipe, options)
-    notes: list[str] = []
-    bundle = load_model(run, device)
-    labels = bundle.model.spec.head.labels
+    predictor = Predictor(load_model(run, device), task)
     if options.skip_bad:
-        processor, max_length = input_processor(task, bundle), max_input_length(bundle.model.spec)
-        examples = filter_invalid(examples, lambda batch: task.featurize(batch, processor, labels, max_length))
-        if not examples:
-            raise InputError(f"{data_name}: nothing is left but bad examples, the first: {examples.skipped[0]}")
-    notes += format_skipped(examples.skipped)
-    predictions: list[TaskPrediction] = predict_detailed(task, bundle, examples)
-    pairs = [
-        (example, prediction)
-        for example, prediction in zip(examples, predictions, strict=True)
-        if is_labeled(example)
+        examples = _filter_bad(predictor, task, examples, data_name)
+    sentences = [task.from_example(example) for example in examples]
+    predictions = predictor(sentences)
+    labeled = [
+        (example, prediction) for example, prediction in zip(sentences, predictions, strict=True) if example.is_labeled
     ]
-    gold = [task.gold(example) for example, _ in pairs]
-    scored = apply_null_threshold(task, [prediction for _, prediction in pairs], gold)
-    displayed = [
-        spans_to_tags(example) if task.head_kind == "token" and hasattr(example, "spans") else example
-        for example, _ in pairs
-    ]
-    scored_examples = [
-        ScoredExample(example, prediction.prediction, label, prediction.error_confidence(label), prediction.span)
-        for example, prediction, label in zip(displayed, scored, gold, strict=True)
-    ]
-    num_truncated = sum(prediction.truncated for prediction in predictions)
-    if num_truncated:
-        notes.append(f"{num_truncated:,} texts are longer than the model takes and were cut")
+    golds = [task.gold(example) for example, _ in labeled]
+    scored = task.predictions_for_scoring([prediction for _, prediction in labeled], golds)
+    labels = task.output_names(require_head(task, predictor.bundle.model.spec))
     primary_metric = recipe.validation.metric or task.primary_metric(labels)
-    metrics = task.metrics(labels, [prediction.prediction for prediction in scored], gold) if gold else []
-    result = build_report(
+    report = build_report(
         task.name,
-        scored_examples,
-        metrics,
+        _scored_examples([example for example, _ in labeled], scored, golds),
+        make_metrics(task, labels, [prediction.prediction for prediction in scored], golds, primary_metric)
+        if golds
+        else [],
         labels,
         primary_metric,
-        num_unlabeled=len(examples) - len(scored_examples),
+        num_unlabeled=len(examples) - len(labeled),
         resamples=options.resamples,
     )
-    result = dataclasses.replace(
-        result,
+    report = dataclasses.replace(
+        report,
         run=str(run),
         data=data_name,
         learning_curves=read_learning_curves(run / "log.jsonl", primary_metric),
         recipe=(run / "recipe.yaml").read_text(encoding="utf-8"),
-        notes=tuple(notes),
+        notes=tuple(format_skipped(examples.skipped) + _truncation_notes(predictions)),
     )
-    return result, _prediction_rows(examples, predictions, task)
+    return report, _prediction_rows(sentences, predictions, task)
 
 
-def _read_examples(recipe: Any, options: EvalOptions) -> tuple[Any, str]:
-    """What is scored, and what it is called."""
-    from qkv.train.workloads.finetuning import read_split
+def _filter_bad(predictor: Predictor, task: Task[Any], examples: Examples[Any], data_name: str) -> Examples[Any]:
+    """Leave out examples that the model cannot read."""
+    from qkv.checkpoints.inputs import max_input_length
+    from qkv.tasks.base import input_processor, require_head
+
+    bundle = predictor.bundle
+    processor, max_length = input_processor(task, bundle), max_input_length(bundle.model.spec)
+    labels = task.output_names(require_head(task, bundle.model.spec))
+    valid = filter_invalid(examples, lambda batch: task.featurize(batch, processor, labels, max_length))
+    if not valid:
+        raise InputError(f"{data_name}: all examples are bad, the first: {valid.skipped[0]}")
+    return valid
+
+
+def _scored_examples(
+    examples: Sequence[Any], predictions: Sequence[TaskPrediction], golds: Sequence[Any]
+) -> list[ScoredExample]:
+    from qkv.reports.error_analysis import ScoredExample
+
+    return [
+        ScoredExample(example, prediction.prediction, gold, prediction.error_probability(gold), prediction.span)
+        for example, prediction, gold in zip(examples, predictions, golds, strict=True)
+    ]
+
+
+def _truncation_notes(predictions: Sequence[TaskPrediction]) -> list[str]:
+    num_truncated = sum(prediction.truncated for prediction in predictions)
+    return [f"{num_truncated:,} texts were truncated to the model's maximum length"] if num_truncated else []
+
+
+def _read_examples(recipe: FinetuneRecipe, options: EvalOptions) -> tuple[Examples[Any], str]:
+    """Return the test examples and a name for them."""
+    from qkv.train.workloads.task_data import read_split
 
     data = recipe.data
     if options.data is None and (options.format is not None or options.reader_options):
@@ -237,23 +309,20 @@ def _read_examples(recipe: Any, options: EvalOptions) -> tuple[Any, str]:
     data_name = str(data.test or f"{data.train}, test split")
     if options.data is not None:
         data_name = str(options.data)
-        # the columns of one format mean nothing in another
+        # columns of one format are not those of another
         reader_options = (data.columns if options.format in (None, data.format) else {}) | options.reader_options
         format = options.format or data.format
         data = dataclasses.replace(data, test=str(options.data), format=format, columns=reader_options)
     return read_split(dataclasses.replace(data, skip_bad=data.skip_bad or options.skip_bad), "test"), data_name
 
 
-def _prediction_rows(examples: Any, predictions: list[TaskPrediction], task: Any) -> list[list[str]]:
-    from qkv.reports.report import is_labeled
-
+def _prediction_rows(
+    examples: Sequence[Any], predictions: Sequence[TaskPrediction], task: Task[Any]
+) -> list[list[str]]:
     rows = [["location", "predicted", "probability", "gold"]]
     for example, prediction in zip(examples, predictions, strict=True):
-        gold = task.gold(example) if is_labeled(example) else None
-        gold_text = "" if gold is None else str(gold) if isinstance(gold, str | int | float) else " ".join(sorted(gold))
-        if task.head_kind == "token" and gold is not None:
-            gold_text = " ".join(gold)
-        probability = "" if prediction.confidence is None else f"{prediction.confidence:.4f}"
+        gold_text = task.format_gold(task.gold(example)) if example.is_labeled else ""
+        probability = "" if prediction.probability is None else f"{prediction.probability:.4f}"
         rows.append([example.location, prediction.text, probability, gold_text])
     return [[" ".join(cell.split()) for cell in row] for row in rows]
 
@@ -265,7 +334,11 @@ def _print_report(report: Report) -> None:
     if report.classes:
         print()
         rows = [
-            [label, *(format_number(line[name], 4) for name in ("precision", "recall", "f1")), f"{line['support']:,.0f}"]
+            [
+                label,
+                *(format_number(line[name], 4) for name in ("precision", "recall", "f1")),
+                f"{line['support']:,.0f}",
+            ]
             for label, line in report.worst_classes()
         ]
         print_table(["class", "precision", "recall", "f1", "support"], rows[:_MAX_CLASSES])
@@ -283,7 +356,7 @@ def _print_report(report: Report) -> None:
     if report.num_examples:
         print(summary)
     if report.num_unlabeled:
-        print(f"{report.num_unlabeled:,} examples have no label: predicted only (-o FILE writes what was said of them)")
+        print(f"{report.num_unlabeled:,} examples have no label and are not scored (-o FILE writes their predictions)")
     for note in report.notes:
         print(note)
 
@@ -296,7 +369,9 @@ def _metric_row(name: str, metric: Any) -> list[str]:
 # ---- text -----------------------------------------------------------------------------------------------------------
 
 
-def _eval_text(run: Path, recipe: Any, data: Path | None, format: str | None, as_json: bool, device: str | None) -> None:
+def _eval_text(
+    run: Path, recipe: PretrainingRecipe, data: Path | None, format: str | None, as_json: bool, device: str | None
+) -> None:
     from qkv.train.workloads.pretraining import evaluate_perplexity
 
     if data is None and format is not None:
@@ -307,6 +382,6 @@ def _eval_text(run: Path, recipe: Any, data: Path | None, format: str | None, as
         print(json.dumps(values))
         return
     print(f"tokens      {int(values['tokens']):>10,}")
-    print(f"perplexity  {values['perplexity']:>10,.3f}   (of the tokens that are asked for; loss {values['loss']:.4f})")
+    print(f"perplexity  {values['perplexity']:>10,.3f}   (of the predicted tokens; loss {values['loss']:.4f})")
     if "next_sentence_loss" in values:
         print(f"next-sentence loss {values['next_sentence_loss']:.4f}")

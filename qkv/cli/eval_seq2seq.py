@@ -1,4 +1,4 @@
-"""How `qkv eval` scores a run that learned from pairs: error rates of symbols, or figures of texts with intervals."""
+"""`qkv eval` of a seq2seq run: error rates of tokens, or metrics of texts with confidence intervals."""
 
 from __future__ import annotations
 
@@ -8,18 +8,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qkv.cli.options import check_choice, load_model
-from qkv.cli.tables import format_interval, format_number, print_table
+from qkv.cli.tables import print_table
 from qkv.errors import InputError
+from qkv.reports.numbers import format_interval, format_number
 
 if TYPE_CHECKING:
+    from qkv.generation import GenerationConfig
     from qkv.metrics import EvaluationResult
+    from qkv.metrics.seq2seq import MetricResult
+    from qkv.recipe.schema import PairData, Seq2SeqRecipe
 
 DEFAULT_RESAMPLES = 1000
 
 
 @dataclasses.dataclass(frozen=True)
 class Seq2SeqEvalOptions:
-    """What the command line says; None: as the recipe has it."""
+    """Options of the command line; None: the recipe's setting."""
 
     data: Path | None = None
     target: Path | None = None
@@ -32,34 +36,25 @@ class Seq2SeqEvalOptions:
     resamples: int | None = None
 
 
-def run_prefix(model: str) -> str:
-    """What stood before each source that a run learned from; nothing of any other model, and of several sets."""
-    from qkv.cli.run_task import load_run_recipe
-    from qkv.recipe.schema import Seq2SeqRecipe
-
-    if not (Path(model) / "recipe.yaml").is_file():
-        return ""
-    recipe = load_run_recipe(Path(model))
-    return recipe.data.prefix if isinstance(recipe, Seq2SeqRecipe) else ""
-
-
-def add_prefix(text: Any, prefix: str) -> Any:
-    """A text with its prefix, unless somebody has already written it."""
-    return text if not isinstance(text, str) or text.startswith(prefix) else prefix + text
-
-
 def evaluate_seq2seq(
-    run: Path, recipe: Any, options: Seq2SeqEvalOptions, output: Path | None, as_json: bool, device: str | None
+    run: Path,
+    recipe: Seq2SeqRecipe,
+    options: Seq2SeqEvalOptions,
+    output: Path | None,
+    as_json: bool,
+    device: str | None,
 ) -> None:
-    """Prints the figures of each set of pairs, and writes what was predicted."""
+    """Print the metrics of each dataset, and write the predictions."""
     from qkv.files import atomic_write_text
     from qkv.metrics import evaluate, reference_loss
-    from qkv.train.workloads.seq2seq import eval_examples, test_metrics
+    from qkv.train.workloads.seq2seq_data import eval_examples, test_metrics
 
     if options.resamples is not None and options.resamples < 0:
-        raise InputError("--num-resamples is 0 or more")
+        raise InputError("--num-resamples must be 0 or more")
     config, data = _generation_config(recipe, options), _test_data(recipe, options)
     bundle = load_model(run, device)
+    if bundle.source_tokenizer is None:
+        raise InputError(f"{run}: the run has no tokenizer; train it again, or restore its files")
     rows, results = [], {}
     for name, examples in eval_examples(recipe, "test", bundle.source_tokenizer, bundle.model.spec, data).items():
         resamples = DEFAULT_RESAMPLES if options.resamples is None else options.resamples
@@ -82,8 +77,11 @@ def evaluate_seq2seq(
         _print_scores(*result)
 
 
-def _test_data(recipe: Any, options: Seq2SeqEvalOptions) -> Any:
-    """The recipe's, or a file of its form; where it learned several sets, with the prefixes in the file."""
+def _test_data(recipe: Seq2SeqRecipe, options: Seq2SeqEvalOptions) -> PairData:
+    """Return the recipe's data, or that of --data.
+
+    If the recipe has several datasets, --data is one file whose sources include their prefixes.
+    """
     from qkv.recipe.schema import PairData
 
     data = recipe.data
@@ -91,33 +89,34 @@ def _test_data(recipe: Any, options: Seq2SeqEvalOptions) -> Any:
         if options.target is not None or options.format is not None:
             raise InputError("--target and --format go with --data")
         return data
-    format_name = options.format or next(iter(data.datasets_by_name.values())).format
+    format_name = options.format or str(next(iter(data.datasets_by_name.values())).format)
     check_choice("--format", format_name, *_known_formats())
     files = str(options.data) if options.target is None else [str(options.data), str(options.target)]
     if not data.datasets:
         return dataclasses.replace(data, format=format_name, test=files)
     names = ("max_source_length", "max_target_length", "on_too_long", "on_unknown")
     settings = {name: getattr(data, name) for name in names}
-    return PairData(format=format_name, train=files, test=files, **settings)  # type: ignore[arg-type]  # it is known
+    return PairData(format=format_name, train=files, test=files, **settings)
 
 
 def _known_formats() -> tuple[str, ...]:
-    from qkv.data.formats.pair_readers import FORMATS
+    from qkv.data.formats import pair_formats
 
-    return (*FORMATS, "parallel", "summaries", "scitldr")
+    return tuple(pair_formats())
 
 
-def _generation_config(recipe: Any, options: Seq2SeqEvalOptions) -> Any:
-    from qkv.generation import GenerationConfig
+def _generation_config(recipe: Seq2SeqRecipe, options: Seq2SeqEvalOptions) -> GenerationConfig:
+    """Return the settings of the recipe's generation task with the changes of the command line."""
+    from qkv.tasks.generation import Generation
 
-    default = "truncate" if recipe.data.on_too_long == "truncate" else "refuse"
-    return GenerationConfig(
-        num_beams=recipe.test.num_beams if options.num_beams is None else options.num_beams,
-        length_penalty=recipe.test.length_penalty if options.length_penalty is None else options.length_penalty,
-        on_too_long=check_choice("--on-too-long", options.on_too_long or default, "refuse", "truncate"),
-        on_unknown=check_choice("--on-unknown", options.on_unknown or recipe.data.on_unknown, "refuse", "replace"),
-        max_new_tokens=recipe.data.max_target_length,
-    )
+    settings = {
+        "num_beams": options.num_beams,
+        "length_penalty": options.length_penalty,
+        "on_too_long": options.on_too_long and check_choice("--on-too-long", options.on_too_long, "refuse", "truncate"),
+        "on_unknown": options.on_unknown and check_choice("--on-unknown", options.on_unknown, "refuse", "replace"),
+    }
+    changes = {name: value for name, value in settings.items() if value is not None}
+    return Generation.from_recipe(recipe).with_settings(changes).config
 
 
 def _to_dict(scores: EvaluationResult, losses: dict[str, float]) -> dict[str, Any]:
@@ -133,11 +132,15 @@ def _print_scores(scores: EvaluationResult, losses: dict[str, float]) -> None:
     values, text_metrics = scores.values, [f for f in scores.metrics if f.name not in ERROR_RATES]
     print(f"examples            {scores.num_examples:>8,}")
     if "token_error_rate" in values:
-        print(f"token error rate    {values['token_error_rate']:>8.2%}   (phoneme error rate, where tokens are phonemes)")
+        print(
+            f"token error rate    {values['token_error_rate']:>8.2%}   (phoneme error rate, where tokens are phonemes)"
+        )
     if "sequence_error_rate" in values:
-        print(f"sequence error rate {values['sequence_error_rate']:>8.2%}   (word error rate, where a sequence is a word)")
+        print(
+            f"sequence error rate {values['sequence_error_rate']:>8.2%}   (word error rate, where a sequence is a word)"
+        )
     if losses:
-        print(f"loss, with teacher  {losses['loss']:>8.4f}   (mean negative log-probability a token)")
+        print(f"loss, teacher-forced{losses['loss']:>8.4f}   (mean negative log-probability per token)")
         print(f"loss, free-running  {losses['loss_free_running']:>8.4f}")
     if not text_metrics:
         return
@@ -155,8 +158,8 @@ def _print_scores(scores: EvaluationResult, losses: dict[str, float]) -> None:
         print(f"{', '.join(names)}: {signature}")
 
 
-def _metrics_by_signature(metrics: list[Any]) -> dict[str, list[str]]:
-    """Each signature with the figures that it belongs to."""
+def _metrics_by_signature(metrics: list[MetricResult]) -> dict[str, list[str]]:
+    """Return the names of the metrics of each signature."""
     by_signature: dict[str, list[str]] = {}
     for metric in metrics:
         if metric.signature:

@@ -1,4 +1,4 @@
-"""The command that lists the families: families."""
+"""`qkv families`: a table of the model families."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ from qkv.cli.options import Json
 
 
 def list_families(as_json: Json = False) -> None:
-    """The families: their sizes with parameters, the heads they have, the paper they come from."""
+    """List the model families with presets, parameter counts, heads and papers.
+
+    Example:
+        qkv families
+    """
     import json
 
     from qkv.analysis.family_table import family_rows, render_family_table

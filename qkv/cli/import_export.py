@@ -1,30 +1,53 @@
-"""The commands that bring models in and out of Hugging Face's format: import, export."""
+"""`qkv import` and `qkv export`: conversion of checkpoints from and to the Hugging Face format."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from qkv.cli.options import ModelName, OutputFolder, check_output_free, check_renamed, load_model
 
+if TYPE_CHECKING:
+    from qkv.checkpoints import ModelBundle
+
+_MODEL = "Model"
 MergeLora = Annotated[
     bool,
-    typer.Option("--merge-lora", help="Work adapters into the matrices that they sit on: a plain model, of one piece."),
+    typer.Option("--merge-lora", help="Merge LoRA adapters into the weights that they adapt.", rich_help_panel=_MODEL),
+]
+Head = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HEAD",
+        help="Replace the head by a newly initialized one, such as sequence, token, span or choice.",
+        rich_help_panel=_MODEL,
+    ),
+]
+Labels = Annotated[
+    str | None,
+    typer.Option(
+        metavar="LABELS",
+        help="Name the outputs of the new head, separated by commas.",
+        rich_help_panel=_MODEL,
+    ),
 ]
 
 
 def import_checkpoint(
     model: ModelName,
     output: OutputFolder,
-    head: Annotated[
-        str | None, typer.Option(help="Another head than the checkpoint's own: sequence, token, span, choice, …")
-    ] = None,
-    labels: Annotated[str | None, typer.Option(help="Names of that head's outputs, with commas.")] = None,
+    head: Head = None,
+    labels: Labels = None,
     merge_lora: MergeLora = False,
 ) -> None:
-    """A Hugging Face checkpoint into qkv's own format; with --head under another head, whose parameters are fresh."""
+    """Convert a Hugging Face checkpoint to the format of qkv.
+
+    Examples:
+        qkv import bert-base-uncased --output models/bert
+        qkv import bert-base-uncased -o models/nli --head sequence --labels yes,no
+    """
     from qkv.checkpoints import load, save
     from qkv.checkpoints.lora import merge_bundle
 
@@ -39,7 +62,11 @@ def import_checkpoint(
 
 
 def export_checkpoint(model: ModelName, output: OutputFolder, merge_lora: MergeLora = False) -> None:
-    """A model as a Hugging Face checkpoint, which transformers loads."""
+    """Convert a model to a Hugging Face checkpoint, which transformers can load.
+
+    Example:
+        qkv export runs/sentiment --output exported/sentiment
+    """
     from qkv.checkpoints import save
     from qkv.checkpoints.lora import merge_bundle
 
@@ -51,9 +78,12 @@ def export_checkpoint(model: ModelName, output: OutputFolder, merge_lora: MergeL
     _print_summary(bundle, output)
 
 
-def _print_summary(bundle: Any, output: Path) -> None:
+def _print_summary(bundle: ModelBundle, output: Path) -> None:
     count = sum(parameter.numel() for parameter in bundle.model.parameters())
     print(f"{output}: {bundle.model.spec.family}, {count:,} parameters")
-    for description, names in (("newly initialized, to be trained", bundle.missing_keys), ("unexpected keys, left out", bundle.unexpected_keys)):
+    for description, names in (
+        ("newly initialized", bundle.missing_keys),
+        ("ignored unexpected keys", bundle.unexpected_keys),
+    ):
         if names:
             print(f"{description}: {', '.join(names)}")

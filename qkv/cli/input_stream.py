@@ -1,6 +1,6 @@
-"""Inputs as they come, however many: read a window at a time, answered in batches of similar length, given in order.
+"""Streams of inputs: read one window, predict it in batches of similar length, print it in input order, read the next.
 
-What a file holds is never in memory as a whole: a window is read, answered and printed before the next one is.
+A file is never in memory as a whole.
 """
 
 from __future__ import annotations
@@ -19,39 +19,39 @@ from qkv.errors import InputError, one_line
 if TYPE_CHECKING:
     from qkv.data.formats.io import ErrorPolicy
 
-_FIRST_WINDOW_SIZES = (64, 512)  # the first ones are small, so that something is seen, or refused, soon
+_FIRST_WINDOW_SIZES = (64, 512)  # inputs; small, so that the first output or error comes soon
 _WINDOW_SIZE = 4096
-_MAX_REASONS = 100  # reasons of what was skipped
-_GOLD_COLUMNS = ("label", "tags", "answer", "answers")  # columns that say what is right; a file may be without
+_MAX_REASONS = 100  # errors of skipped inputs that are kept
+_GOLD_COLUMNS = ("label", "tags", "answer", "answers")  # columns of labels, which a file to predict for may lack
 
 
 @dataclass(frozen=True)
 class Input:
-    """A line of text, or an example of a format, and where it came from."""
+    """One input."""
 
-    text: str
-    location: str
-    example: Any = None
-    in_file: bool = True  # or on the command line
+    text: str  # the input as one line
+    location: str  # such as file:line
+    example: Any = None  # the input as an example, if it was read with --format
+    in_file: bool = True  # False: from the command line
 
     @property
     def fields(self) -> dict[str, str]:
-        """What JSON says of it: with its place, for lines may be skipped."""
+        """The input's part of the JSON output; with its location, since lines may be skipped."""
         return {"input": self.text} | ({"location": self.location} if self.in_file else {})
 
 
-PredictLines = Callable[[Sequence[Input], int], list[list[str]]]  # inputs and the first one's number to lines of each
+PredictLines = Callable[[Sequence[Input], int], list[list[str]]]  # (inputs, index of the first) -> output lines of each
 
 
 def from_args(texts: Sequence[str]) -> Iterator[Input]:
-    """Those of the command line."""
+    """Yield the texts of the command line."""
     from qkv.checkpoints.inputs import describe_input
 
     return (Input(text, describe_input(text), in_file=False) for text in texts)
 
 
 def from_stdin(error_policy: ErrorPolicy) -> Iterator[Input]:
-    """A text a line."""
+    """Yield each line of stdin."""
     from qkv.data.formats.io import decode_line
 
     line_number = 0
@@ -61,18 +61,18 @@ def from_stdin(error_policy: ErrorPolicy) -> Iterator[Input]:
             text = line if isinstance(line, str) else decode_line(line, location)
             yield Input(text.removesuffix("\n").removesuffix("\r"), location)
     if not line_number:
-        raise InputError("stdin: empty, no text in it; give one text a line")
+        raise InputError("stdin: empty, no text in it; give one text per line")
 
 
 def from_file(path: Path, error_policy: ErrorPolicy) -> Iterator[Input]:
-    """A text a line, plain or packed."""
+    """Yield each line of a text file, which may be compressed."""
     from qkv.data.formats.images import SUFFIXES
     from qkv.data.formats.io import read_lines
 
     if path.suffix.lower() in SUFFIXES:
-        raise InputError(f"{path}: is a picture; give its name as TEXT, or by --file a text file of such names")
+        raise InputError(f"{path}: is an image; give its name as TEXT, or a text file of image names as --file")
     if path.is_dir():
-        raise InputError(f"{path}: is a folder; say how its files are written, --format (see docs/tasks.md)")
+        raise InputError(f"{path}: is a folder; give its --format (see docs/tasks.md)")
     empty = True
     for location, line in read_lines(path, error_policy):
         empty = False
@@ -81,27 +81,25 @@ def from_file(path: Path, error_policy: ErrorPolicy) -> Iterator[Input]:
                 raise InputError(f"{location}: the text is empty; fill it in or remove the line")
             yield Input(line, location)
     if empty and not error_policy.errors:
-        raise InputError(f"{path}: empty, no text in it; give a file with one text a line")
+        raise InputError(f"{path}: empty, no text in it; give a file with one text per line")
 
 
 def from_format(format: str, path: Path, reader_options: dict[str, Any], error_policy: ErrorPolicy) -> Iterator[Input]:
-    """The examples of a file in one of the formats of tasks; what is right in them is not asked for."""
-    from qkv.data.formats import registry
-    from qkv.reports.report import strip_label
-    from qkv.tasks.predictions import format_example
+    """Yield the examples of a file in a registered format, without their labels."""
+    from qkv.data import formats
 
-    if registry.get_format(format).splits_in_folders(path):
-        raise InputError(f"{path}: has folders of several parts; name one of them, such as {path / 'test'}")
-    known_options = registry.reader_options(format)
+    if formats.get_format(format).splits_in_folders(path):
+        raise InputError(f"{path}: has folders of several splits; name one of them, such as {path / 'test'}")
+    known_options = formats.reader_options(format)
     hidden_columns: dict[str, str | None] = {name: None for name in _GOLD_COLUMNS if name in known_options}
     if "scheme" in known_options:
-        hidden_columns["scheme"] = "none"  # nor are tags that are not BIO
+        hidden_columns["scheme"] = "none"  # tags are labels, so they are not checked
     empty = True
     columns = {**hidden_columns, **reader_options}
-    for example in registry.iter_examples(format, path, error_policy, columns=columns):
+    for example in formats.iter_examples(format, path, error_policy, columns=columns):
         empty = False
-        unlabeled = strip_label(example)
-        yield Input(format_example(unlabeled), unlabeled.location, unlabeled)
+        unlabeled = example.without_label()
+        yield Input(unlabeled.to_line(), unlabeled.location, unlabeled)
     if empty and not error_policy.errors:
         raise InputError(f"{path}: empty, no examples in it; give a file with at least one")
 
@@ -113,13 +111,13 @@ def iter_inputs(
     format: str | None = None,
     reader_options: dict[str, Any] | None = None,
 ) -> Iterator[Input] | None:
-    """Each input as it comes; None: ask at a prompt."""
+    """Return an iterator over the inputs, or None to read them at a prompt."""
     if file is not None and texts:
         raise InputError("give TEXT or --file, not both")
     if file is None and (format is not None or reader_options):
         raise InputError("--format, --text, --text-pair and --reader-option go with --file")
     if reader_options and format is None:
-        raise InputError("--text, --text-pair and --reader-option name columns; say what --file is by --format")
+        raise InputError("--text, --text-pair and --reader-option need --format, the format of --file")
     if file is not None:
         if format is None:
             return from_file(file, error_policy)
@@ -129,8 +127,19 @@ def iter_inputs(
     return from_args(texts) if texts else None
 
 
+def parse_reader_options(options: list[str] | None, **named: str | None) -> dict[str, Any]:
+    """Return the values of --reader-option KEY=VALUE, and of reader options that have a command-line option."""
+    parsed: dict[str, Any] = {key: value for key, value in named.items() if value is not None}
+    for option in options or []:
+        key, equals, value = option.partition("=")
+        if not equals or not key:
+            raise InputError(f"--reader-option: '{option}' is not KEY=VALUE, such as label=stars")
+        parsed[key] = {"true": True, "false": False, "none": None}.get(value, value)
+    return parsed
+
+
 class StreamingPredictor:
-    """Answers inputs window by window."""
+    """Predictions of a stream, window by window."""
 
     def __init__(self, predict: PredictLines, error_policy: ErrorPolicy) -> None:
         self._predict, self._error_policy = predict, error_policy
@@ -138,7 +147,7 @@ class StreamingPredictor:
         self._reasons: list[str] = []
 
     def iter_lines(self, inputs: Iterator[Input]) -> Iterator[tuple[int, list[str]]]:
-        """Of each window how many inputs it took, and the lines to print."""
+        """Yield the number of inputs and the output lines of each window."""
         first_index, window_index, any_succeeded = 0, 0, False
         while True:
             size = _FIRST_WINDOW_SIZES[window_index] if window_index < len(_FIRST_WINDOW_SIZES) else _WINDOW_SIZE
@@ -147,15 +156,15 @@ class StreamingPredictor:
             outputs = self._predict_window(window, first_index) if window else []
             self._collect_reasons()
             any_succeeded = any_succeeded or bool(outputs)
-            if not any_succeeded and self.skipped:  # all alike: it is hardly the lines that are bad
-                raise InputError(f"nothing is left but bad examples, the first: {self._reasons[0]}")
+            if not any_succeeded and self.skipped:  # all failed: the inputs are hardly the reason
+                raise InputError(f"all examples are bad, the first: {self._reasons[0]}")
             yield len(window), [line for lines in outputs for line in lines]
             first_index += len(window)
             if len(window) < size:
                 return
 
     def _predict_window(self, window: Sequence[Input], first_index: int) -> list[list[str]]:
-        """Lines of each input; a bad one is refused, or looked for by halves and left out."""
+        """Return the output lines of each input; a bad input is refused, or found by bisection and skipped."""
         try:
             return self._predict(window, first_index)
         except InputError as error:
@@ -165,22 +174,24 @@ class StreamingPredictor:
                 self._error_policy.errors.append(one_line(error))
                 return []
         half = len(window) // 2
-        return self._predict_window(window[:half], first_index) + self._predict_window(window[half:], first_index + half)
+        return self._predict_window(window[:half], first_index) + self._predict_window(
+            window[half:], first_index + half
+        )
 
     def _collect_reasons(self) -> None:
-        """Keeps how many reasons there were, and the first of them."""
+        """Count the errors and keep the first of them."""
         self.skipped += len(self._error_policy.errors)
         self._reasons += self._error_policy.errors[: _MAX_REASONS - len(self._reasons)]
         self._error_policy.errors.clear()
 
     def warnings(self) -> list[str]:
-        """What is to be said of what was skipped."""
+        """Return a summary of the skipped inputs."""
         return format_skipped(self._reasons, self.skipped)
 
 
 @contextmanager
 def progress_bar(total: int | None) -> Iterator[Callable[[int], None]]:
-    """A bar where a person watches and the output goes elsewhere: lines that scroll by are progress enough."""
+    """Show a progress bar on stderr if it is a terminal and stdout is not."""
     if not sys.stderr.isatty() or sys.stdout.isatty():
         yield lambda done: None  # noqa: ARG005
         return
@@ -201,7 +212,7 @@ def progress_bar(total: int | None) -> Iterator[Callable[[int], None]]:
 
 
 def count_lines(path: Path | None) -> int | None:
-    """How many lines a file has, where that is soon known: of a packed one it is not."""
+    """Return the number of lines of a file, None for a compressed one."""
     from qkv.data.formats.io import COMPRESSED
 
     if path is None or path.suffix.lower() in COMPRESSED or not path.is_file():

@@ -1,105 +1,189 @@
-"""What the commands share: their options, and how a folder, a device and a choice are read."""
+"""Options that several commands share, and checks of their values."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from qkv.cli.help import GENERATION, INPUT, OUTPUT
 from qkv.errors import InputError
 from qkv.renamed import renamed_value_message
 
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A trained run's folder.")]
+if TYPE_CHECKING:
+    from qkv.checkpoints import ModelBundle
+
+Choice = TypeVar("Choice", bound=str)
+
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a trained run.")]
 ModelName = Annotated[
-    str, typer.Argument(metavar="MODEL", help="A run, a checkpoint folder, or a name in the Hugging Face cache.")
+    str,
+    typer.Argument(
+        metavar="MODEL", help="Folder of a run or checkpoint, or the name of a model in the Hugging Face cache."
+    ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Device = Annotated[str | None, typer.Option(help="cpu or cuda; the GPU if there is one.")]
-NumBeams = Annotated[int, typer.Option(help="Beam width; 1 is greedy.")]
-LengthPenalty = Annotated[float, typer.Option(help="Beams are ranked by log-probability / length^penalty.")]
-MaxNewTokens = Annotated[
-    int | None, typer.Option(help="Longest output in tokens; by default twice the input and 16 more.")
-]
-OutputFolder = Annotated[Path, typer.Option("--output", "-o", help="The folder to write.")]
-OnTooLong = Annotated[str, typer.Option(help="An input over the model's length: refuse or truncate.")]
-OnUnknown = Annotated[str, typer.Option(help="A token that was never seen in training: refuse or replace.")]
-Texts = Annotated[list[str] | None, typer.Argument(metavar="[TEXT]...", help="Inputs; - reads them from stdin.")]
-InputFile = Annotated[Path | None, typer.Option("--file", "-f", help="One input a line, or what --format says.")]
-ParseSpecialTokens = Annotated[
-    bool, typer.Option("--parse-special-tokens", help="Read special tokens in a text, such as T5's <extra_id_0>, as such.")
-]
-SubwordPooling = Annotated[
-    str | None, typer.Option(help="What stands for a word of several tokens: its first one, or their mean.")
+Device = Annotated[
+    str | None,
+    typer.Option(metavar="DEVICE", help="Compute on cpu or cuda.", show_default="cuda if a GPU is available"),
 ]
 
-# of `qkv train`: a recipe, or what one is made of
-RecipeAndOverrides = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[RECIPE] [KEY=VALUE]...",
-        help="A recipe (YAML), unless --task makes one; changes of its keys, train.max_steps=100 ….",
+# Input
+Texts = Annotated[
+    list[str] | None, typer.Argument(metavar="TEXT", help="Input texts, or - to read one text per line from stdin.")
+]
+InputFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--file",
+        "-f",
+        metavar="FILE",
+        help="Read one input per line from this file, or one per example with --format.",
+        rich_help_panel=INPUT,
     ),
 ]
-RunOutput = Annotated[Path | None, typer.Option("--output", "-o", help="The run's folder; by default runs/NAME.")]
-TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard events.")]
-FindLr = Annotated[
-    bool, typer.Option("--find-lr", help="Train nothing: raise the rate from step to step and suggest one.")
+TextColumn = Annotated[
+    str | None,
+    typer.Option(metavar="COLUMN", help="Read the text of an example from this column.", rich_help_panel=INPUT),
 ]
-NumSeeds = Annotated[
-    int | None, typer.Option(help="Train so often, each time with another seed; each figure's mean and deviation.")
+TextPairColumn = Annotated[
+    str | None,
+    typer.Option(metavar="COLUMN", help="Read the second text of an example from this column.", rich_help_panel=INPUT),
 ]
-NumFolds = Annotated[
-    int | None, typer.Option(help="The same, holding out another part of a task's training examples each time.")
+LabelColumn = Annotated[
+    str | None,
+    typer.Option(metavar="COLUMN", help="Read the label of an example from this column.", rich_help_panel=INPUT),
 ]
-TaskName = Annotated[
+ReaderOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--reader-option",
+        metavar="KEY=VALUE",
+        help="Set a column or an option of the format, such as label=stars (repeatable).",
+        rich_help_panel=INPUT,
+    ),
+]
+SkipBad = Annotated[
+    bool,
+    typer.Option("--skip-bad", help="Skip invalid examples and list them at the end.", rich_help_panel=INPUT),
+]
+OnTooLong = Annotated[
+    str,
+    typer.Option(
+        metavar="ACTION",
+        help="Refuse or truncate inputs that exceed the maximum length of the model.",
+        rich_help_panel=INPUT,
+    ),
+]
+ParseSpecialTokens = Annotated[
+    bool,
+    typer.Option(
+        "--parse-special-tokens",
+        help="Parse special tokens in a text, such as <extra_id_0>, as tokens.",
+        rich_help_panel=INPUT,
+    ),
+]
+SubwordPooling = Annotated[
     str | None,
     typer.Option(
-        help="No recipe: learn text_classification (or classify), token_classification (or tag), regression, multi_label, "
-        "question_answering, multiple_choice or image_classification …"
+        metavar="POOLING",
+        help="Represent a word by its first subword or by the mean of its subwords (first, mean).",
+        show_default="first",
+        rich_help_panel="Embedding",
     ),
 ]
-DataFile = Annotated[str | None, typer.Option(help="… from this file, or folder with --format …")]
-InitFrom = Annotated[
-    str | None, typer.Option("--init-from", metavar="MODEL", help="… starting from this run or checkpoint.")
+
+OnTooLongOfRecipe = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ACTION",
+        help="Refuse or truncate inputs that exceed the maximum length of the model.",
+        show_default="as in the recipe",
+        rich_help_panel=INPUT,
+    ),
 ]
-ValidFile = Annotated[str | None, typer.Option(help="Validation examples; by default a tenth of --data.")]
-DataFormat = Annotated[str | None, typer.Option(help="How --data is written; by default as its name ends.")]
-TextColumn = Annotated[str | None, typer.Option(help="The column of the texts.")]
-LabelColumn = Annotated[str | None, typer.Option(help="The column of the labels.")]
+
+# Generation
+NumBeams = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Search with N beams, where 1 is greedy search.",
+        show_default="as in the recipe, or 1",
+        rich_help_panel=GENERATION,
+    ),
+]
+LengthPenalty = Annotated[
+    float | None,
+    typer.Option(
+        metavar="ALPHA",
+        help="Rank beams by log-probability divided by length to the power of ALPHA.",
+        show_default="as in the recipe",
+        rich_help_panel=GENERATION,
+    ),
+]
+OnUnknown = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ACTION",
+        help="Refuse or replace tokens that are not in the vocabulary.",
+        show_default="as in the recipe",
+        rich_help_panel=GENERATION,
+    ),
+]
+
+# Output
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.", rich_help_panel=OUTPUT)]
+OutputFolder = Annotated[
+    Path,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="DIR",
+        help="Write to this folder, which must be new or empty.",
+        rich_help_panel=OUTPUT,
+    ),
+]
 
 
 def check_renamed(option: str, value: str | None) -> None:
-    """Refuses the old name of a value."""
+    """Refuse the old name of a value with a message that contains the new name."""
     message = renamed_value_message(option, value)
     if message is not None:
         raise InputError(message)
 
 
-def check_choice(option: str, value: str, *choices: str) -> Any:
-    if value not in choices:
-        check_renamed(option, value)
-        raise InputError(f"{option} is {' or '.join(choices)}, not '{value}'")
-    return value
+def check_choice(option: str, value: str, *choices: Choice) -> Choice:
+    """Return the choice that a value names; refuse any other value."""
+    for choice in choices:
+        if value == choice:
+            return choice
+    check_renamed(option, value)
+    *first_choices, last_choice = choices
+    alternatives = f"{', '.join(first_choices)} or {last_choice}" if first_choices else last_choice
+    raise InputError(f"{option} must be {alternatives}, not '{value}'")
 
 
 def check_output_free(output: Path) -> None:
+    """Refuse to write into a folder that has files already."""
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise InputError(f"{output}: is there already; choose another folder, or remove it first")
+        raise InputError(f"{output}: already exists; choose another folder, or remove it first")
 
 
 def check_device(device: str | None) -> None:
+    """Refuse a device that is unknown or not available."""
     import torch
 
     if device is None:
         return
     if device.split(":")[0] not in ("cpu", "cuda"):
-        raise InputError(f"--device is cpu or cuda, not '{device}'")
+        raise InputError(f"--device must be cpu or cuda, not '{device}'")
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise InputError("--device cuda: this machine has no GPU that torch can use; leave the option out")
 
 
-def load_model(run: str | Path, device: str | None) -> Any:
+def load_model(run: str | Path, device: str | None) -> ModelBundle:
+    """Load a model onto a device, by default the GPU if there is one."""
     import torch
 
     from qkv.checkpoints import load

@@ -1,4 +1,4 @@
-"""The command that draws a model's attention: plot."""
+"""`qkv plot`: attention weights of a model as an alignment plot."""
 
 from __future__ import annotations
 
@@ -7,27 +7,70 @@ from typing import Annotated, Literal
 
 import typer
 
+from qkv.cli.help import OUTPUT
 from qkv.cli.options import Device, RunFolder, load_model
 from qkv.errors import InputError
+
+_ATTENTION = "Attention"
+Targets = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="TEXT",
+        help="Align with this output, once per input text, instead of the output of the model (repeatable).",
+        rich_help_panel=_ATTENTION,
+    ),
+]
+LayerName = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Plot this attention layer, such as decoder.1.cross_attention.",
+        show_default="the last one",
+        rich_help_panel=_ATTENTION,
+    ),
+]
+Heads = Annotated[
+    str,
+    typer.Option(
+        metavar="HEADS",
+        help="Plot the mean of all heads, each head, or the heads with these numbers, such as 0,2.",
+        rich_help_panel=_ATTENTION,
+    ),
+]
+PlotFile = Annotated[
+    Path,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="FILE",
+        help="Write the plot to this .png, .svg or .pdf file.",
+        rich_help_panel=OUTPUT,
+    ),
+]
 
 
 def plot(
     run: RunFolder,
-    texts: Annotated[list[str], typer.Argument(metavar="TEXT...", help="Inputs, a panel each.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The picture: .png, .svg or .pdf.")] = Path("map.png"),
-    target: Annotated[list[str] | None, typer.Option(help="Outputs to align with, instead of the model's own.")] = None,
-    layer: Annotated[
-        str | None, typer.Option(help="Which attention, such as decoder.1.cross_attention; by default the last.")
-    ] = None,
-    heads: Annotated[str, typer.Option(help="mean, each, or numbers such as 0,2.")] = "mean",
+    texts: Annotated[list[str], typer.Argument(metavar="TEXT", help="Input texts, with one panel each.")],
+    target: Targets = None,
+    layer: LayerName = None,
+    heads: Heads = "mean",
+    output: PlotFile = Path("map.png"),
     device: Device = None,
 ) -> None:
-    """The alignment plot: input across, output down, a panel a head or their mean."""
+    """Plot attention weights as an alignment of input and output tokens.
+
+    The columns are input tokens and the rows output tokens, with one panel per head or one for their mean.
+
+    Examples:
+        qkv plot runs/g2p-demo attention
+        qkv plot runs/g2p-demo attention --heads each --output attention.svg
+    """
     from qkv.analysis.alignments import alignments
     from qkv.analysis.plot import plot_alignment, plot_alignments
 
     if target is not None and len(target) != len(texts):
-        raise InputError(f"{len(texts)} texts and {len(target)} targets; give one --target for each text")
+        raise InputError(f"{len(texts)} texts and {len(target)} targets; give one --target per TEXT")
     selected_heads = _parse_heads(heads)
     maps = alignments(load_model(run, device), texts, target, layer)
     if len(maps) == 1:
@@ -42,18 +85,21 @@ def plot(
         )
     else:
         if selected_heads != "mean":
-            raise InputError("--heads shows the heads of one text; give one TEXT, or leave it at mean")
-        items = [
-            (a.weights.mean(0), a.source_tokens, a.target_tokens, text) for a, text in zip(maps, texts, strict=True)
+            raise InputError("--heads other than mean needs a single TEXT; give one TEXT, or leave --heads out")
+        panels = [
+            (alignment.weights.mean(0), alignment.source_tokens, alignment.target_tokens, text)
+            for alignment, text in zip(maps, texts, strict=True)
         ]
-        plot_alignments(items, output)
+        plot_alignments(panels, output)
     print(f"{output}: attention of {maps[0].layer}")
 
 
 def _parse_heads(text: str) -> Literal["mean", "each"] | list[int]:
-    if text in ("mean", "each"):
-        return text  # type: ignore[return-value]
+    if text == "mean":
+        return "mean"
+    if text == "each":
+        return "each"
     try:
         return [int(number) for number in text.split(",")]
     except ValueError:
-        raise InputError(f"--heads is mean, each, or numbers such as 0,2, not '{text}'") from None
+        raise InputError(f"--heads must be mean, each, or numbers such as 0,2, not '{text}'") from None

@@ -1,73 +1,148 @@
-"""The command that classifies with a language model as it is, shown a few examples: prompt."""
+"""`qkv prompt`: classification with a language model by prompting, without training."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qkv.cli.options import Device, Json, ModelName, OnTooLong, check_choice, load_model
-from qkv.cli.run_task import ReaderOptions, SkipBad, parse_reader_options
-from qkv.cli.tables import format_interval, format_number, print_table
+from qkv.cli.help import INPUT, OUTPUT
+from qkv.cli.input_stream import parse_reader_options
+from qkv.cli.options import (
+    Device,
+    Json,
+    LabelColumn,
+    ModelName,
+    OnTooLong,
+    ReaderOptions,
+    SkipBad,
+    TextColumn,
+    TextPairColumn,
+    check_choice,
+    load_model,
+)
+from qkv.cli.tables import print_table
 from qkv.data.filtering import filter_invalid, format_skipped
 from qkv.errors import InputError
+from qkv.reports.numbers import format_interval, format_number
 
 if TYPE_CHECKING:
     from qkv.data.examples import Examples, TextExample
     from qkv.generation.prompting import PromptPrediction
 
+_PROMPT = "Prompt"
+Data = Annotated[
+    Path,
+    typer.Option(
+        "--data", "-d", metavar="FILE", help="Classify the labeled examples of this file.", rich_help_panel=INPUT
+    ),
+]
+Format = Annotated[
+    str,
+    typer.Option(
+        metavar="FORMAT", help="Read --data in this format, such as csv, jsonl or glue:SST-2.", rich_help_panel=INPUT
+    ),
+]
+MaxExamples = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Classify at most N examples, evenly spaced in the file.", rich_help_panel=INPUT),
+]
 Template = Annotated[
     str,
     typer.Option(
-        help=r"An example as text: {text}, {text_pair} where there are two, and {label} behind them; \n is a line's end."
+        metavar="TEXT",
+        help=r"Format an example with {text}, {text_pair} for pairs, {label} after them, and \n for a line break.",
+        rich_help_panel=_PROMPT,
     ),
 ]
 Verbalizers = Annotated[
     list[str] | None,
-    typer.Option("--verbalizer", metavar="LABEL=WORD", help="What stands for a label in the text; by default its name."),
+    typer.Option(
+        "--verbalizer",
+        metavar="LABEL=WORD",
+        help="Write WORD instead of the name of a label (repeatable).",
+        rich_help_panel=_PROMPT,
+    ),
 ]
+Shots = Annotated[int, typer.Option(metavar="N", help="Put N demonstrations into the prompt.", rich_help_panel=_PROMPT)]
 Train = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Where solved examples are drawn from; by default --data itself.")
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Draw the demonstrations from the labeled examples of this file.",
+        show_default="from --data",
+        rich_help_panel=_PROMPT,
+    ),
+]
+Seed = Annotated[
+    int, typer.Option(metavar="N", help="Set the random seed of the demonstrations.", rich_help_panel=_PROMPT)
+]
+LengthNormalize = Annotated[
+    bool,
+    typer.Option(
+        "--length-normalize",
+        help="Rank labels by log-likelihood per token instead of in total.",
+        rich_help_panel=_PROMPT,
+    ),
+]
+Calibrate = Annotated[
+    bool,
+    typer.Option(
+        "--calibrate",
+        help="Divide the label probabilities by those of content-free inputs.",
+        rich_help_panel=_PROMPT,
+    ),
+]
+NumResamples = Annotated[
+    int,
+    typer.Option(
+        metavar="N",
+        help="Draw N bootstrap resamples for the confidence intervals, or compute none with 0.",
+        rich_help_panel=OUTPUT,
+    ),
+]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--output", "-o", metavar="FILE", help="Write predictions and labels to this TSV file.", rich_help_panel=OUTPUT
+    ),
 ]
 
 
 def prompt(
     model: ModelName,
-    data: Annotated[Path, typer.Option("--data", "-d", help="The examples, with their labels.")],
-    format: Annotated[str, typer.Option(help="csv, tsv, jsonl, glue:SST-2, …")] = "table",
-    text: Annotated[str | None, typer.Option(metavar="COLUMN", help="Where the text stands.")] = None,
-    text_pair: Annotated[str | None, typer.Option(metavar="COLUMN", help="Where a second text stands.")] = None,
-    label: Annotated[str | None, typer.Option(metavar="COLUMN", help="Where the label stands.")] = None,
+    data: Data,
+    format: Format = "table",
+    text: TextColumn = None,
+    text_pair: TextPairColumn = None,
+    label: LabelColumn = None,
     reader_option: ReaderOptions = None,
+    skip_bad: SkipBad = False,
+    max_examples: MaxExamples = None,
+    on_too_long: OnTooLong = "refuse",
     template: Template = r"Text: {text}\nLabel: {label}\n\n",
     verbalizer: Verbalizers = None,
-    shots: Annotated[int, typer.Option(help="How many solved examples the model is shown; 0: none.")] = 0,
+    shots: Shots = 0,
     train: Train = None,
-    seed: Annotated[int, typer.Option(help="The same seed draws the same examples to be shown.")] = 0,
-    length_normalize: Annotated[
-        bool, typer.Option("--length-normalize", help="Labels by their mean log-likelihood a token, not by the sum.")
-    ] = False,
-    calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="Against what the model says of texts without content.")
-    ] = False,
-    max_examples: Annotated[int | None, typer.Option(help="Score at most so many, spread over the file.")] = None,
-    num_resamples: Annotated[int, typer.Option(help="How many resamples the intervals rest on; 0: none.")] = 1000,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write what was said and what is right as TSV.")
-    ] = None,
-    skip_bad: SkipBad = False,
+    seed: Seed = 0,
+    length_normalize: LengthNormalize = False,
+    calibrate: Calibrate = False,
+    num_resamples: NumResamples = 1000,
+    output: Output = None,
     as_json: Json = False,
-    on_too_long: OnTooLong = "refuse",
     device: Device = None,
 ) -> None:
-    """Classify with a language model that was not trained to: each label's words are scored as the text's continuation.
+    """Classify by prompting a language model, without training.
 
-    What is shown to it is drawn from --train, or from --data, which then is scored without it.
+    The prediction is the label that the model gives the highest likelihood as the continuation of the prompt.
+    Demonstrations are drawn from --train, or from --data, which is then scored without them.
+
+    Example:
+        qkv prompt gpt2 --data reviews.csv --shots 4 --verbalizer 1=good
     """
-    from qkv.files import atomic_write_text
     from qkv.generation.prompting import PromptConfig, predict_with_prompt
 
     if num_resamples < 0 or shots < 0 or (max_examples is not None and max_examples < 1):
@@ -80,19 +155,17 @@ def prompt(
         on_too_long=check_choice("--on-too-long", on_too_long, "refuse", "truncate"),
     )
     reader_options = parse_reader_options(reader_option, text=text, text_pair=text_pair, label=label)
-    queries, demonstrations, labels, skipped = _read_examples(
-        format, (data, train), reader_options, (shots, seed), skip_bad
-    )
-    for name in set(config.verbalizer).difference(labels):
-        raise InputError(f"--verbalizer: no example has the label '{name}'; known: {', '.join(labels)}")
+    sampling = (shots, seed)
+    queries, demonstrations, labels, skipped = _read_examples(format, (data, train), reader_options, sampling, skip_bad)
+    _check_verbalizer(config.verbalizer, labels)
     if max_examples is not None and max_examples < len(queries):
         queries = [queries[i * len(queries) // max_examples] for i in range(max_examples)]
-    answers = predict_with_prompt(load_model(model, device), queries, labels, demonstrations, config)
+    predictions = predict_with_prompt(load_model(model, device), queries, labels, demonstrations, config)
     if output is not None:
-        atomic_write_text(output, "".join("\t".join(row) + "\n" for row in _prediction_rows(queries, answers)))
-    _print_metrics(queries, answers, labels, num_resamples, as_json)
-    for line in [] if as_json else skipped:
-        print(line)
+        _write_predictions(output, queries, predictions)
+    _print_metrics(queries, predictions, labels, num_resamples, as_json)
+    if not as_json and skipped:
+        print("\n".join(skipped))
 
 
 def _parse_verbalizers(options: list[str] | None) -> dict[str, str]:
@@ -105,6 +178,11 @@ def _parse_verbalizers(options: list[str] | None) -> dict[str, str]:
     return verbalizers
 
 
+def _check_verbalizer(verbalizer: Mapping[str, str], labels: Sequence[str]) -> None:
+    for name in set(verbalizer).difference(labels):
+        raise InputError(f"--verbalizer: no example has the label '{name}'; known: {', '.join(labels)}")
+
+
 def _read_examples(
     format: str,
     files: tuple[Path, Path | None],
@@ -112,20 +190,17 @@ def _read_examples(
     shots_and_seed: tuple[int, int],
     skip_bad: bool,
 ) -> tuple[list[TextExample], list[TextExample], list[str], list[str]]:
-    """Those that are asked about, those that are shown, all labels, and what was skipped."""
+    """Return the queries, the demonstrations, all labels, and a summary of skipped examples."""
     from qkv.data.examples import TextExample
-    from qkv.data.formats import FORMATS, read
-    from qkv.data.formats.registry import get_format
+    from qkv.data.formats import FORMATS, get_format, read
     from qkv.data.labels import check_labels, collect_labels
     from qkv.generation.prompting import sample_demonstrations
 
     if get_format(format).example_type is not TextExample:
         format_names = ", ".join(
-            name
-            for name, dataset_format in FORMATS.items()
-            if dataset_format.example_type is TextExample and ":" not in name
+            name for name in FORMATS.names() if FORMATS.get(name).example_type is TextExample and ":" not in name
         )
-        raise InputError(f"--format {format} has no labelled texts; known: {format_names}, and GLUE's")
+        raise InputError(f"--format {format} has no labeled texts; known: {format_names}, and GLUE tasks")
     path, train_path = files
     queries = read(format, path, split="dev", columns=reader_options, skip_bad=skip_bad)
     queries = _filter_checked(queries, _check_class_labels, skip_bad)
@@ -134,7 +209,7 @@ def _read_examples(
         demonstrations = [queries[i] for i in shot_indices]
         remaining = [example for i, example in enumerate(queries) if i not in set(shot_indices)]
         if not remaining:
-            raise InputError(f"{path}: no example is left to ask about; show fewer, or name --train")
+            raise InputError(f"{path}: no example is left to classify; use fewer --shots, or give --train")
         return remaining, demonstrations, list(collect_labels(queries)), format_skipped(queries.skipped)
     train_examples = read(format, train_path, split="train", columns=reader_options, skip_bad=skip_bad)
     labels = list(collect_labels(train_examples))
@@ -155,30 +230,32 @@ def _filter_checked(
         return examples
     valid = filter_invalid(examples, check)
     if not valid:
-        raise InputError(f"nothing is left but bad examples, the first: {valid.skipped[0]}")
+        raise InputError(f"all examples are bad, the first: {valid.skipped[0]}")
     return valid
 
 
 def _check_class_labels(examples: Sequence[TextExample]) -> None:
     for example in examples:
         if not isinstance(example.label, str):
-            raise InputError(f"{example.location}: has no class for a label; prompting needs one")
+            raise InputError(f"{example.location}: its label is not a class; prompting needs one")
 
 
-def _prediction_rows(queries: list[TextExample], answers: list[PromptPrediction]) -> list[list[str]]:
+def _write_predictions(output: Path, queries: list[TextExample], predictions: list[PromptPrediction]) -> None:
+    from qkv.files import atomic_write_text
+
     rows = [["location", "predicted", "probability", "gold"]]
-    for example, answer in zip(queries, answers, strict=True):
-        rows.append([example.location, answer.label, f"{answer.probability:.4f}", str(example.label)])
-    return rows
+    for example, prediction in zip(queries, predictions, strict=True):
+        rows.append([example.location, prediction.label, f"{prediction.probability:.4f}", str(example.label)])
+    atomic_write_text(output, "".join("\t".join(row) + "\n" for row in rows))
 
 
 def _print_metrics(
-    queries: list[TextExample], answers: list[PromptPrediction], labels: list[str], resamples: int, as_json: bool
+    queries: list[TextExample], predictions: list[PromptPrediction], labels: list[str], resamples: int, as_json: bool
 ) -> None:
     from qkv.metrics import significance
     from qkv.metrics.classification import F1, Accuracy
 
-    predicted, gold = [answer.label for answer in answers], [str(example.label) for example in queries]
+    predicted, gold = [prediction.label for prediction in predictions], [str(example.label) for example in queries]
     scores: dict[str, float] = {}
     intervals: dict[str, tuple[float, float]] = {}
     for metric, name in ((Accuracy(), "accuracy"), (F1(tuple(labels), "macro"), "f1_macro")):

@@ -1,4 +1,4 @@
-"""Commands about tokenisers: learn one from text, show how one cuts a text."""
+"""`qkv tokenizer`: train a tokenizer, and show how one tokenizes a text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qkv.cli.options import Json, OutputFolder, check_choice, check_output_free, check_renamed
+from qkv.cli.help import INPUT, add_command, make_app
+from qkv.cli.options import Json, OutputFolder, ParseSpecialTokens, check_choice, check_output_free, check_renamed
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
@@ -17,39 +18,82 @@ if TYPE_CHECKING:
     from qkv.tokenization.template import Template
     from qkv.tokenization.tokenizer import Tokenizer
 
-app = typer.Typer(no_args_is_help=True, help="Tokenisers: learn one from text, see how one cuts a text.")
-
 KINDS = ("wordpiece", "byte_bpe", "word_bpe", "unigram")
 _TABLE_SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet")
+_TOKENIZER = "Tokenizer"
+Files = Annotated[
+    list[str],
+    typer.Argument(metavar="FILE", help="Files of text (.txt, .jsonl or .parquet, also compressed as .gz or .zst)."),
+]
+VocabSize = Annotated[
+    int,
+    typer.Option(metavar="N", help="Learn at most N tokens, including the special ones.", rich_help_panel=_TOKENIZER),
+]
+Family = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FAMILY",
+        help="Use the kind, special tokens and template of this model family, such as bert.",
+        rich_help_panel=_TOKENIZER,
+    ),
+]
+Kind = Annotated[
+    str | None,
+    typer.Option(
+        metavar="KIND",
+        help=f"Train a tokenizer of this kind for no particular family ({', '.join(KINDS)}).",
+        rich_help_panel=_TOKENIZER,
+    ),
+]
+Lowercase = Annotated[
+    bool | None,
+    typer.Option(
+        "--lowercase/--cased",
+        help="Convert text to lower case, or keep its case.",
+        show_default="as in the family",
+        rich_help_panel=_TOKENIZER,
+    ),
+]
+TextField = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME", help="Read the text from this field of .jsonl or column of .parquet.", rich_help_panel=INPUT
+    ),
+]
+Format = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FORMAT",
+        help="Read the files as line_per_document, blank_line_separated, jsonl or parquet.",
+        show_default="by the file name",
+        rich_help_panel=INPUT,
+    ),
+]
 
 
-@app.command("train")
 def train(
-    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Text, .jsonl or .parquet; also .gz and .zst.")],
-    vocab_size: Annotated[int, typer.Option(help="How many tokens at most, the special ones included.")],
+    files: Files,
+    vocab_size: VocabSize,
     output: OutputFolder,
-    family: Annotated[
-        str | None, typer.Option(help="For this family: its kind, its special tokens, its template.")
-    ] = None,
-    kind: Annotated[str | None, typer.Option(help=f"For no family in particular: {', '.join(KINDS)}.")] = None,
-    lowercase: Annotated[
-        bool | None, typer.Option("--lowercase/--cased", help="By default as the family has it.")
-    ] = None,
-    text_field: Annotated[
-        str, typer.Option(help="The field of .jsonl, or the column of .parquet, that holds text.")
-    ] = "text",
-    format: Annotated[
-        str | None, typer.Option(help="line_per_document, blank_line_separated, jsonl or parquet, where a file's name does not tell.")
-    ] = None,
+    family: Family = None,
+    kind: Kind = None,
+    lowercase: Lowercase = None,
+    text_field: TextField = "text",
+    format: Format = None,
 ) -> None:
-    """Learn a vocabulary; the folder that is written serves qkv and transformers alike."""
+    """Train a tokenizer on text and save it in the Hugging Face format.
+
+    Examples:
+        qkv tokenizer train corpus.txt --vocab-size 30000 --family bert -o out
+        qkv tokenizer train corpus.jsonl --vocab-size 8000 --kind unigram -o out
+    """
     from qkv.tokenization.hf import save_tokenizers
     from qkv.tokenization.tokenizer import train_tokenizer
 
     if (family is None) == (kind is None):
         raise InputError("give --family (such as bert) or --kind (such as wordpiece), and not both")
     template = None if family is None else _template(family)
-    selected_kind = check_choice("--kind", kind, *KINDS) if template is None else template.kind
+    selected_kind = check_choice("--kind", kind or "", *KINDS) if template is None else template.kind
     check_output_free(output)
     check_renamed("--format", format)
     texts = _iter_texts(files, format, text_field)
@@ -58,21 +102,28 @@ def train(
     print(f"{output}: {selected_kind}, {tokenizer.vocab_size:,} tokens{f', for {family}' if family else ''}")
 
 
-@app.command("show")
 def show(
     name: Annotated[
         str,
-        typer.Argument(metavar="MODEL|TOKENIZER", help="A run, a checkpoint, a tokeniser's folder or its JSON file."),
+        typer.Argument(metavar="MODEL|TOKENIZER", help="Model, or folder or JSON file of a tokenizer."),
     ],
-    text: Annotated[str, typer.Argument(metavar="TEXT")],
-    text_pair: Annotated[str | None, typer.Option(help="A second text.")] = None,
-    parse_special_tokens: Annotated[
-        bool, typer.Option("--parse-special-tokens", help="Read [MASK] and its like in the text as such.")
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="Text to tokenize.")],
+    text_pair: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="Tokenize this text as the second one of a pair.", rich_help_panel=INPUT),
+    ] = None,
+    parse_special_tokens: ParseSpecialTokens = False,
+    target: Annotated[
+        bool,
+        typer.Option("--target", help="Use the target tokenizer of a model that has two.", rich_help_panel=_TOKENIZER),
     ] = False,
-    target: Annotated[bool, typer.Option("--target", help="The target's tokeniser, where it is another one.")] = False,
     as_json: Json = False,
 ) -> None:
-    """How a text is cut: each token with its id, the characters that it stands for, and its segment (token_type_id)."""
+    """Show the tokens of a text with their ids, character spans and segments (token_type_id).
+
+    Example:
+        qkv tokenizer show bert-base-uncased "Attention is all you need."
+    """
     from qkv.checkpoints.tokenizers import find_tokenizers
 
     tokenizer = find_tokenizers(name)[int(target)]
@@ -91,18 +142,28 @@ def show(
     print(f"{len(rows)} tokens of {tokenizer.vocab_size:,}{f', {unknown} unknown' if unknown else ''}")
 
 
+app = make_app("""Train a tokenizer, or show the tokens of a text.
+
+Examples:
+    qkv tokenizer train corpus.txt --vocab-size 30000 --family bert -o out
+    qkv tokenizer show out "Attention is all you need."
+""")
+add_command(app, "train", train)
+add_command(app, "show", show)
+
+
 def _template(family: str) -> Template:
     from qkv import families
 
     template: Template | None = getattr(families.get_family(family), "TOKENIZER_TEMPLATE", None)
     if template is None:
         known = [name for name in families.names() if hasattr(families.get_family(name), "TOKENIZER_TEMPLATE")]
-        raise InputError(f"--family: '{family}' has no tokeniser of its own; use --kind, or one of {', '.join(known)}")
+        raise InputError(f"--family: '{family}' has no tokenizer template; use --kind, or one of {', '.join(known)}")
     return template
 
 
 def _iter_texts(files: list[str], format: str | None, text_field: str) -> Iterator[str]:
-    """Documents one at a time; where one ends does not matter here, so that plain text is read line by line."""
+    """Iterate over the texts of all files; plain text is read by lines, since document ends do not matter here."""
     from qkv.data.corpora.corpus import Corpus
 
     corpora = [Corpus([file], format=format or _default_format(file), text_field=text_field) for file in files]

@@ -1,4 +1,4 @@
-"""The command line in this process, for all tests of commands."""
+"""Run commands in this process, for all tests of the command line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """The exit code and what was printed."""
+    """Run a command; return its exit code and output."""
 
     def call(*words: str | Path) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["qkv", *map(str, words)])

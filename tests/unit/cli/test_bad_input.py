@@ -18,7 +18,7 @@ from reviews import reviews, write_model
 from test_cli import qkv
 
 from qkv.data.examples import TextExample
-from qkv.data.pair import unit_hash
+from qkv.data.splitting import unit_hash
 from qkv.recipe import read_recipe
 
 GOOD = 24  # examples that nothing is wrong with
@@ -88,7 +88,7 @@ class Kind(NamedTuple):
 
 CELLS = [
     Bad("caf\udce9|5\n", "byte 4 of the line, 0xE9, is not UTF-8"),
-    Bad("te\0a|5\n", "byte 3 of the line, 0x00, stands in no text"),
+    Bad("te\0a|5\n", "byte 3 of the line, 0x00, is not text"),
     Bad("  |5\n", "the column 'text' is empty here"),
     Bad("\u200d|5\n", "the text is empty"),  # something, until a tokeniser reads it
     Bad("tea\n", "1 field where the table has 2 columns"),
@@ -102,9 +102,7 @@ def cells(sign: str) -> list[Bad]:
     return [one._replace(text=one.text.replace("|", sign)) for one in CELLS]
 
 
-NUMBERS = [
-    Bad(f"tea,{value}\n", f"holds '{value}', which is no number") for value in ("NaN", "inf", "1e999", "", "five")
-]
+NUMBERS = [Bad(f"tea,{value}\n", f"is '{value}', not a number") for value in ("NaN", "inf", "1e999", "", "five")]
 KINDS = {
     "csv": Kind("classify", "a.csv", table(","), inputs=7, bad=[
         Bad('"te" a,5\n', "not CSV"),
@@ -122,11 +120,11 @@ KINDS = {
         Bad('{"text": "tea", "label": " "}\n', "the label 'label' is empty"),
         Bad('{"text": "tea", "label": null}\n', "the label 'label' is empty"),
         Bad('{"text": "tea", "label": NaN}\n', "the label 'label' is empty"),
-        Bad('{"text": "tea", "label": ["1", "5"]}\n', "is not one class; see the task label"),
+        Bad('{"text": "tea", "label": ["1", "5"]}\n', "is not a single class; see the task multi_label"),
     ]),
     "numbers": Kind("regression", "a.csv", table(","), NUMBERS),
     "JSON numbers": Kind("regression", "a.jsonl", labels(float), [
-        Bad(f'{{"text": "tea", "label": {value}}}\n', "which is no number")
+        Bad(f'{{"text": "tea", "label": {value}}}\n', ", not a number")
         for value in ("NaN", "null", "true", "[1]", '"x"')
     ]),
     "several": Kind("multi_label", "a.jsonl", labels(lambda stars: ["x", stars]), [
@@ -152,8 +150,8 @@ KINDS = {
     ]),
     "words": Kind("tag", "a.jsonl", json_lines(*({"words": ["a", str(i), "tea"], "tags": ["O", "B-x", "I-x"]}
                                                  for i in range(GOOD))), inputs=2, bad=[
-        Bad('{"words": ["a", ""], "tags": ["O", "O"]}\n', "an empty word in 'words'"),
-        Bad('{"words": [], "tags": []}\n', "an empty word in 'words', or none at all"),
+        Bad('{"words": ["a", ""], "tags": ["O", "O"]}\n', "'words' is empty or contains an empty word"),
+        Bad('{"words": [], "tags": []}\n', "'words' is empty or contains an empty word"),
         Bad('{"words": ["a", "tea"], "tags": ["O", "I-x"]}\n', "tag 'I-x' after 'O' is not BIO"),
         Bad('{"words": ["a", "tea"], "tags": ["O"]}\n', "2 words have 1 tags"),
         Bad('{"words": ["a", "tea"], "tags": ["O", ""]}\n', "tag '' is not BIO"),
@@ -161,38 +159,38 @@ KINDS = {
     "conllu": Kind("tag", "a.conllu", "".join(universal(f"a{i}") + universal(f"b{i}", tag="DET") for i in range(GOOD)),
                    inputs=4, bad=[
         Bad(universal("tea").replace("\t", " "), "1 columns where CoNLL-U has 10"),
-        Bad(universal("tea").replace("1", "2", 1), "word 2 where 1 should come"),
+        Bad(universal("tea").replace("1", "2", 1), "word 2 where 1 is expected"),
         Bad(universal(""), "the word is empty"),
         Bad(universal("tea", tag=""), "the column 'upos' is empty here"),
         Bad(universal("tea", tag="_"), "has no tags"),
     ]),
-    "questions": Kind("question_answering", "a.jsonl", json_lines(*(asked(f"ada {i} sat", "ada", 0) for i in range(GOOD))),
-                      inputs=3, bad=[
+    "questions": Kind("question_answering", "a.jsonl",
+                      json_lines(*(asked(f"ada {i} sat", "ada", 0) for i in range(GOOD))), inputs=3, bad=[
         Bad(json_lines(asked("ada sat", "ada", 0, question=" ")), "the question is empty"),
         Bad(json_lines(asked("", "ada", 0, answers=[])), "the context is empty"),
         Bad('{"question": "who?", "answers": []}\n', "no field 'context'"),
-        Bad(json_lines(asked("ada sat", "ada", 50)), "the answer 50–53 lies outside its text"),
-        Bad(json_lines(asked("ada sat", "ada", -1)), "the answer -1–2 lies outside its text"),
-        Bad(json_lines(asked("ada sat", "ada", 2)), "does not stand at character 2; the nearest is at 0"),
+        Bad(json_lines(asked("ada sat", "ada", 50)), "the answer 50–53 is not inside its text"),
+        Bad(json_lines(asked("ada sat", "ada", -1)), "the answer -1–2 is not inside its text"),
+        Bad(json_lines(asked("ada sat", "ada", 2)), "is not at character 2 of its context; the nearest is at 0"),
         Bad(json_lines(asked("ada sat", " ", 3)), "is white space only"),
-        Bad(json_lines(asked("ada sat", "ada", 0.5)), "field 'answer_start' is 0.5, not a whole number"),
+        Bad(json_lines(asked("ada sat", "ada", 0.5)), "field 'answer_start' is 0.5, not an integer"),
     ]),
     "choices": Kind("multiple_choice", "a.jsonl", json_lines(*(option(question=f"cat {i}") for i in range(GOOD))),
                     inputs=4, bad=[
-        Bad(json_lines(option(choices=["sat"])), "there is one option to choose from"),
-        Bad(json_lines(option(choices=[])), "there are no options to choose from"),
-        Bad(json_lines(option(choices=["sat", " "])), "an option is empty"),
+        Bad(json_lines(option(choices=["sat"])), "there is one choice"),
+        Bad(json_lines(option(choices=[])), "there are no choices"),
+        Bad(json_lines(option(choices=["sat", " "])), "a choice is empty"),
         Bad(json_lines(option(question="")), "the column 'question' is empty here"),
-        Bad(json_lines(option(answer=2)), "the answer is 2, but the options are 0 to 1"),
-        Bad(json_lines(option(answer=-1)), "the answer is -1, but the options are 0 to 1"),
-        Bad(json_lines(option(answer="b")), "field 'answer' is 'b', not a whole number"),
+        Bad(json_lines(option(answer=2)), "the answer is 2, but the choices are 0 to 1"),
+        Bad(json_lines(option(answer=-1)), "the answer is -1, but the choices are 0 to 1"),
+        Bad(json_lines(option(answer="b")), "field 'answer' is 'b', not an integer"),
     ]),
     "option columns": Kind("multiple_choice", "a.csv", "question,a,b,answer\n" + "".join(f"cat {i},sat,ran,1\n"
                                                                                   for i in range(GOOD)), inputs=1,
                            options=("--reader-option", "choices=a,b"), bad=[
         Bad("the cat,sat,,1\n", "the column 'b' is empty here"),
-        Bad("the cat,sat,ran,2\n", "the answer is 2, but the options are 0 to 1"),
-        Bad("the cat,sat,ran,\n", "field 'answer' is '', not a whole number"),
+        Bad("the cat,sat,ran,2\n", "the answer is 2, but the choices are 0 to 1"),
+        Bad("the cat,sat,ran,\n", "field 'answer' is '', not an integer"),
     ]),
 }  # fmt: skip
 CASES = [pytest.param(name, bad, id=f"{name}: {bad.text!r}") for name, kind in KINDS.items() for bad in kind.bad]
@@ -273,7 +271,7 @@ def reasons(printed: str, places: dict[str, Bad]) -> list[Bad]:
     ("name", "content", "said"),
     [
         ("csv", "text,lable\ntea,5\n", "a.csv:1: no column 'label'; the columns are: text, lable"),
-        ("tsv", "text\tlabel\tlabel\ntea\t5\t1\n", "a.tsv:1: 2 columns are called 'label'"),
+        ("tsv", "text\tlabel\tlabel\ntea\t5\t1\n", "a.tsv:1: 2 columns have the name 'label'"),
         ("csv", "", "a.csv: empty, no examples in it"),
         ("csv", "text,label\n", "a.csv: empty, no examples in it"),
         ("csv", "text,label\ntea,5\ncup,5\n", "a.csv:2 to "),
@@ -331,12 +329,12 @@ def test_a_class_whose_only_example_is_held_out_is_explained(home: Path, tmp_pat
     lone = next(text for text in (f"lone {number}" for number in range(99)) if unit_hash(told(text)) < 0.1)
     data.write_text(KINDS["csv"].good + f"{lone},7\n")
     words = ("train", "--task", "classify", "--data", data, "--init-from", home / "start", "-o", tmp_path / "run")
-    refused(qkv(*words), f"{data}:{GOOD + 2}: label '7' was never seen", "all that have it were held out")
+    refused(qkv(*words), f"{data}:{GOOD + 2}: label '7' was never seen", "all examples with it were held out")
 
 
 def told(text: str) -> str:
     """What decides on the part that an example with the label 7 falls in."""
-    return repr(TextExample(text, "", label="7"))
+    return TextExample(text, "", label="7").split_key()
 
 
 def test_a_class_that_is_left_without_examples_is_named(home: Path, tmp_path: Path) -> None:
@@ -360,6 +358,6 @@ def test_an_answer_outside_its_text_is_named_by_its_question(home: Path, tmp_pat
     ]
     data = tmp_path / "a.json"
     data.write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
-    refused(train(home, data, "questions"), f"{data}: question q0: the answer 50–53 lies outside its text")
+    refused(train(home, data, "questions"), f"{data}: question q0: the answer 50–53 is not inside its text")
     done = train(home, data, "questions", "--skip-bad", "--valid", data)
     assert f"1 bad example was skipped:\n  {data}: question q0: " in done.stdout

@@ -33,7 +33,9 @@ def saved(tmp_path: Path) -> Path:
 
 
 def test_build_says_documents_tokens_and_speed(run: Run, text: Path, saved: Path, tmp_path: Path) -> None:
-    code, out, err = run("data", "build", text, "--tokenizer", saved, "--format", "blank_line_separated", "-o", tmp_path / "out")
+    code, out, err = run(
+        "data", "build", text, "--tokenizer", saved, "--format", "blank_line_separated", "-o", tmp_path / "out"
+    )
     assert (code, err) == (0, "")
     shards = Shards(tmp_path / "out", Tokenizer.load(saved))
     assert out.startswith(f"{tmp_path / 'out'}: 3 documents, {shards.tokens} tokens, 1 shards; ")
@@ -41,7 +43,7 @@ def test_build_says_documents_tokens_and_speed(run: Run, text: Path, saved: Path
     assert len(shards.sentences(0)) == 2
     assert [source["size"] for source in shards.meta["files"]] == [text.stat().st_size]
     again = run("data", "build", text, "--tokenizer", saved, "--format", "blank_line_separated", "-o", tmp_path / "out")
-    assert again[1].endswith("; built before\n")
+    assert again[1].endswith("; already built\n")
 
 
 def test_a_terminal_sees_a_bar(
@@ -67,10 +69,10 @@ def test_a_folder_in_hugging_faces_format_is_a_tokenizer(run: Run, text: Path, t
     ("words", "said"),
     [
         (("--format", "line"), "format 'line' is unknown; known: "),
-        ((), "its name does not tell where a document ends"),
+        ((), "the file name does not determine the format"),
         (("--format", "jsonl"), "text.txt.gz:1: not JSON"),
-        (("--format", "line_per_document", "--num-workers", "-1"), "--num-workers is -1"),
-        (("--format", "line_per_document", "--shard-tokens", "0"), "0 tokens"),
+        (("--format", "line_per_document", "--num-workers", "-1"), "--num-workers must be 0 or more, not -1"),
+        (("--format", "line_per_document", "--shard-tokens", "0"), "shard_tokens is 0"),
     ],
 )
 def test_a_mistake_is_one_line(
@@ -83,6 +85,8 @@ def test_a_mistake_is_one_line(
 
 
 def test_a_missing_tokenizer_is_one_line(run: Run, text: Path, tmp_path: Path) -> None:
-    code, _, err = run("data", "build", text, "-t", tmp_path / "no", "--format", "line_per_document", "-o", tmp_path / "out")
+    code, _, err = run(
+        "data", "build", text, "-t", tmp_path / "no", "--format", "line_per_document", "-o", tmp_path / "out"
+    )
     assert (code, err.count("\n")) == (2, 1)
     assert not (tmp_path / "out").exists()

@@ -60,8 +60,10 @@ def test_each_set_of_several_has_its_own_figures(tmp_path):
 
 def test_a_slip_is_one_line(home):
     must_refuse(qkv("eval", home / "run", "--format", "tsv"), "--target and --format go with --data")
-    must_refuse(qkv("eval", home / "run", "--data", home / "train.en", "--format", "squad"), "--format is aligned or")
-    must_refuse(qkv("eval", home / "run", "--num-resamples", -1), "--num-resamples is 0 or more")
+    must_refuse(
+        qkv("eval", home / "run", "--data", home / "train.en", "--format", "squad"), "--format must be aligned, tsv"
+    )
+    must_refuse(qkv("eval", home / "run", "--num-resamples", -1), "--num-resamples must be 0 or more")
 
 
 def test_predict_puts_the_prefix_of_the_run_before_a_text_that_lacks_it(tmp_path):

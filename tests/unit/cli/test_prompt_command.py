@@ -22,10 +22,15 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, some in (("train", rows), ("test", [*rows[2:], ("as bad as it gets", "neg")])):
         lines = "".join(f"{text},{mood}\n" for text, mood in some)
         (folder / f"{name}.csv").write_text(f"review,mood\n{lines}")
-    tokeniser = train_tokenizer("byte_bpe", [text for text, _ in rows] * 5, vocab_size=280, template=gpt2.TOKENIZER_TEMPLATE)
+    tokeniser = train_tokenizer(
+        "byte_bpe", [text for text, _ in rows] * 5, vocab_size=280, template=gpt2.TOKENIZER_TEMPLATE
+    )
     torch.manual_seed(4)
     shape = gpt2.Config(d_model=16, heads=2, layers=1, max_length=200, init_std=0.3)
-    save(ModelBundle(build(gpt2.make_spec(shape, target_vocab_size=tokeniser.vocab_size)), tokeniser, tokeniser), folder / "gpt2")
+    save(
+        ModelBundle(build(gpt2.make_spec(shape, target_vocab_size=tokeniser.vocab_size)), tokeniser, tokeniser),
+        folder / "gpt2",
+    )
     return folder
 
 
@@ -42,7 +47,9 @@ def test_it_prints_accuracy_and_f1_with_intervals(home):
 
 
 def test_the_figures_are_those_of_what_it_writes_down(home, tmp_path):
-    done = prompt(home, "--json", "--num-resamples", 0, "-o", tmp_path / "said.tsv", "--verbalizer", "pos=good", "--calibrate")
+    done = prompt(
+        home, "--json", "--num-resamples", 0, "-o", tmp_path / "said.tsv", "--verbalizer", "pos=good", "--calibrate"
+    )
     rows = [line.split("\t") for line in (tmp_path / "said.tsv").read_text().splitlines()[1:]]
     assert [row[3] for row in rows] == ["pos", "neg", "pos", "neg"]
     found = json.loads(done.stdout)
@@ -59,11 +66,11 @@ def test_examples_that_are_shown_are_not_asked_about(home):
     ("words", "said"),
     [
         (("--template", "{text}"), "template: needs {text} and, once, {label}"),
-        (("--shots", 9), "9 examples to show out of 4"),
-        (("--shots", 4), "no example is left to ask about"),
+        (("--shots", 9), "9 demonstrations from 4 examples"),
+        (("--shots", 4), "no example is left to classify"),
         (("--verbalizer", "pos"), "--verbalizer: 'pos' is not LABEL=WORD"),
         (("--verbalizer", "Pos=good"), "--verbalizer: no example has the label 'Pos'; known: "),
-        (("--format", "squad"), "--format squad has no labelled texts"),
+        (("--format", "squad"), "--format squad has no labeled texts"),
         (("--max-examples", 0), "--max-examples is 1 or more"),
         (("--label", "stars"), "stars"),
     ],

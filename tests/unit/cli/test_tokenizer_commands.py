@@ -62,7 +62,18 @@ def test_train_reads_packed_files_and_json_lines_alike(run: Run, text: Path, tmp
     written = []
     for name, *options in (["text.txt"], ["text.gz"], ["text.jsonl", "--text-field", "body"]):
         folder = tmp_path / f"out-{name}"
-        words = ["tokenizer", "train", tmp_path / name, "--family", "bert", "--vocab-size", "120", "-o", folder, *options]
+        words = [
+            "tokenizer",
+            "train",
+            tmp_path / name,
+            "--family",
+            "bert",
+            "--vocab-size",
+            "120",
+            "-o",
+            folder,
+            *options,
+        ]
         assert run(*words)[0] == 0
         written.append((folder / "tokenizer.json").read_bytes())
     assert written[0] == written[1] == written[2]
@@ -74,7 +85,9 @@ def test_train_takes_several_files_in_any_order(run: Run, tmp_path: Path) -> Non
     written = []
     for order in ("012", "210"):
         files = [tmp_path / f"{number}.txt" for number in order]
-        assert run("tokenizer", "train", *files, "--family", "bert", "--vocab-size", "90", "-o", tmp_path / order)[0] == 0
+        assert (
+            run("tokenizer", "train", *files, "--family", "bert", "--vocab-size", "90", "-o", tmp_path / order)[0] == 0
+        )
         written.append((tmp_path / order / "tokenizer.json").read_bytes())
     assert written[0] == written[1]
 
@@ -92,12 +105,15 @@ def test_train_can_keep_capitals(run: Run, text: Path, tmp_path: Path) -> None:
     [
         (["--vocab-size", "300"], "give --family (such as bert) or --kind"),
         (["--vocab-size", "300", "--kind", "unigram", "--family", "bert"], "and not both"),
-        (["--vocab-size", "300", "--kind", "bpe"], "--kind is wordpiece or byte_bpe or word_bpe or unigram, not 'bpe'"),
+        (
+            ["--vocab-size", "300", "--kind", "bpe"],
+            "--kind must be wordpiece, byte_bpe, word_bpe or unigram, not 'bpe'",
+        ),
         (["--vocab-size", "300", "--family", "birt"], "did you mean 'bert'?"),
-        (["--vocab-size", "300", "--family", "rnn"], "'rnn' has no tokeniser of its own"),
-        (["--vocab-size", "300", "--family", "marian"], "not trained here"),
+        (["--vocab-size", "300", "--family", "rnn"], "'rnn' has no tokenizer template"),
+        (["--vocab-size", "300", "--family", "marian"], "which qkv cannot train"),
         (["--vocab-size", "10", "--family", "bert"], "too small for the letters of this text"),
-        (["--vocab-size", "100", "--family", "gpt2"], "set size to 257 or more"),
+        (["--vocab-size", "100", "--family", "gpt2"], "set the size to 257 or more"),
         (["--vocab-size", "many", "--family", "gpt2"], "'--vocab-size'"),
         (["--family", "gpt2"], "--vocab-size"),
     ],
@@ -137,7 +153,7 @@ def test_train_names_the_file_that_cannot_be_read(
 def test_train_does_not_write_over_a_folder(run: Run, text: Path, tmp_path: Path) -> None:
     code, _, err = run("tokenizer", "train", text, "--family", "bert", "--vocab-size", "120", "-o", tmp_path)
     assert (code, err.count("\n")) == (2, 1)
-    assert "is there already" in err
+    assert "already exists" in err
 
 
 def test_show_prints_each_token_with_its_id_and_characters(run: Run, tmp_path: Path) -> None:
@@ -188,7 +204,7 @@ def test_show_tells_source_and_target_of_a_run_apart(run: Run, tmp_path: Path) -
     ("name", "content", "said"),
     [
         ("./nowhere", None, "no such folder"),
-        ("folder", None, "has no tokeniser"),
+        ("folder", None, "has no tokenizer"),
         ("bad.json", "{", "bad.json: damaged"),
     ],
 )
