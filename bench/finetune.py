@@ -1,31 +1,31 @@
-"""Fine-tuning on sentences of varied length: ours, and transformers' Trainer with the same start, data and batches.
+"""Fine-tuning on sentences of variable length: qkv and transformers' Trainer with the same weights, data and batches.
 
-    python bench/finetune.py                            # two CPU cores, some eight minutes; needs the extra 'bench'
+    python bench/finetune.py                            # about eight minutes on two CPU cores; needs the extra 'bench'
     python bench/finetune.py --quick
     python bench/finetune.py --set ewt --model bert-small --batch 64
     python bench/finetune.py --data mine.csv --test held_out.csv --text review --label stars
-    python bench/finetune.py --model base --batch 256   # on a GPU: BERT-base of random weights
+    python bench/finetune.py --model base --batch 256   # on a GPU: BERT-base with random weights
 
-A round is a whole fine-tuning of each row, all with the round's seed: it draws the classifier's first weights, which
-all rows start from, the order of the examples and the dropout. The first 50 steps warm up and are not timed; the
-grouping Trainer sorts 50 batches at a time, so that any 50 hold long and short ones in their true share. What is
-compared is the median over rounds of the ratio of two rows' rates in the same round. Accuracy on the test set is that
-of the weights after the last step.
+A round is one complete fine-tuning of each row. The seed of the round determines the initial weights of the classifier,
+which are the same for all rows, the order of the examples and the dropout. The first 50 steps are a warm-up and not
+timed; the grouping Trainer sorts 50 batches at a time, so that any 50 batches have a representative share of long and
+short ones. The result is the median over rounds of the ratio of two rows' rates in the same round. Accuracy on the test
+set is that of the weights after the last step.
 
-  Trainer, plain            DataCollatorWithPadding: a batch is padded to its own longest sentence
-  Trainer, grouped          train_sampling_strategy="group_by_length" besides: sentences of similar length share a batch
-  Trainer, grouped, compiled  torch_compile besides; on a GPU, or with --compile
-  qkv                       `qkv train`: packed batches of a token budget; on a GPU a step is one CUDA graph
+  Trainer, plain            DataCollatorWithPadding: each batch is padded to its longest sentence
+  Trainer, grouped          also train_sampling_strategy="group_by_length": batches of sentences of similar length
+  Trainer, grouped, compiled  also torch_compile; on a GPU, or with --compile
+  qkv                       `qkv train`: packed batches with a token budget; on a GPU a step is one CUDA graph
   qkv, without graphs       train.cuda_graphs off; on a GPU
   qkv, compiled             train.compile; on a GPU, or with --compile
 
-All make the same number of steps: the Trainer takes --batch sentences each, ours the token budget that makes as many
-batches of an epoch (or that of the longest sentence, if --batch is tiny). AdamW, linear schedule with a tenth of
-warm-up, weight decay 0.01, gradients clipped at 1 and dropout 0.1 are the same; nothing is dropped of attention's
-weights (--attention-dropout), which variable-length kernels cannot. Float32 on a CPU, each row in a process of its own;
-bfloat16 autocast on a GPU, where the Trainer pads to multiples of 8. The Trainer's logging, saving, evaluation,
-progress bar and check for infinite losses are off, and its texts are tokenised beforehand. Before the race all must
-give the same logits on the first test sentences.
+All rows make the same number of steps: the Trainer takes --batch sentences per step, qkv the token budget that gives as
+many batches per epoch (at least the longest sentence, if --batch is tiny). AdamW, linear schedule with a tenth of
+warm-up, weight decay 0.01, gradients clipped at 1 and dropout 0.1 are the same. There is no dropout of attention
+weights (--attention-dropout), because variable-length kernels do not support it. Float32 on a CPU, with each row in its
+own process; bfloat16 autocast on a GPU, where the Trainer pads to multiples of 8. The Trainer's logging, saving,
+evaluation, progress bar and check for infinite losses are off, and its texts are tokenized beforehand. Before timing,
+all rows must compute the same logits for the first test sentences.
 """
 
 from __future__ import annotations
@@ -47,65 +47,79 @@ import numpy as np
 import torch
 import torch._dynamo.config
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from a checkout too
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # to run from a checkout
 
 from bench.encoder import quiet_transformers
-from bench.labelled import ROOT, SETS, WARM, Shop, examples
-from bench.race import Apart, Others, serve
+from bench.labeled import ROOT, SETS, WARMUP_STEPS, Setup, examples
+from bench.paired_benchmark import OtherLoad, SubprocessCall, serve
 from bench.trainer import their_logits, trainer_row
 
 PLAIN, GROUPED, GROUPED_COMPILED = "Trainer, plain", "Trainer, grouped", "Trainer, grouped, compiled"
 OURS, OURS_EAGER, OURS_COMPILED = "qkv", "qkv, without graphs", "qkv, compiled"
 GOALS = {"cpu": {GROUPED: 1.2, PLAIN: 2.0}, "cuda": {GROUPED: 3.0}}
-_QUIET = 0.15  # cores that others may use before a run is called disturbed
-_SHOWN = 64  # test sentences whose logits are compared before the race
-_NEAR = 2e-4
+_MAX_OTHER_CORES = 0.15  # cores that other processes may use before a run counts as noisy
+_NUM_CHECKED = 64  # test sentences whose logits are compared before timing
+_TOLERANCE = 2e-4
 
 
 # ---- ours -----------------------------------------------------------------------------------------------------------
 
 
-def recipe(shop: Shop, seed: int, compiled: bool, graph: bool) -> Any:
+def recipe(setup: Setup, seed: int, compiled: bool, use_graph: bool) -> Any:
     from qkv.recipe.parse import parse_recipe
 
-    options = shop.options
-    files = {part: shop.folder / f"{part}.jsonl" for part in ("train", "test")}
-    for part, path in files.items():
-        rows = [json.dumps({"text": text, "label": label}) + "\n" for text, label in getattr(shop, part)]
+    options = setup.options
+    files = {split: setup.folder / f"{split}.jsonl" for split in ("train", "test")}
+    for split, path in files.items():
+        rows = [json.dumps({"text": text, "label": label}) + "\n" for text, label in getattr(setup, split)]
         path.write_text("".join(rows), encoding="utf-8")
-    train = {"max_steps": options.steps, "batch_tokens": budget(shop), "learning_rate": options.rate}
-    train |= {"schedule": "linear", "warmup_ratio": 0.1, "betas": [0.9, 0.999], "adam_epsilon": 1e-8, "weight_decay": 0.01}
-    train |= {"max_grad_norm": 1.0, "compile": compiled, "cuda_graphs": graph, "log_every": WARM, "num_workers": options.our_workers}
+    train = {"max_steps": options.steps, "batch_tokens": token_budget(setup), "learning_rate": options.rate}
+    train |= {
+        "schedule": "linear",
+        "warmup_ratio": 0.1,
+        "betas": [0.9, 0.999],
+        "adam_epsilon": 1e-8,
+        "weight_decay": 0.01,
+    }
+    train |= {
+        "max_grad_norm": 1.0,
+        "compile": compiled,
+        "cuda_graphs": use_graph,
+        "log_every": WARMUP_STEPS,
+        "num_workers": options.our_workers,
+    }
     train |= {"precision": "auto", "save_every": 10**9}
-    plain = {
+    values = {
         "name": "finetune",
         "task": "text_classification",
-        "model": {"init_from": str(shop.start(seed))},
+        "model": {"init_from": str(setup.initial_model(seed))},
         "data": {"format": "jsonl", "train": str(files["train"]), "valid": str(files["test"])},
         "train": train,
-        "validation": {"every_steps": 10**9},  # the last step alone is scored
+        "validation": {"every_steps": 10**9},  # only the last step is scored
         "seed": seed,
     }
-    return parse_recipe(plain, "bench")
+    return parse_recipe(values, "bench")
 
 
-def budget(shop: Shop) -> int:
-    """The fewest tokens a batch that make no more batches of an epoch than the Trainer has."""
+def token_budget(setup: Setup) -> int:
+    """Return the smallest number of tokens per batch that gives no more batches per epoch than the Trainer has."""
     from qkv.data.batching import plan_epoch
 
-    sizes = np.array(shop.lengths)
-    found = max(-(-int(sizes.sum()) // shop.steps), int(sizes.max()))
-    while len(plan_epoch(sizes, np.zeros_like(sizes), max_tokens=found, seed=1, epoch=0, bucket_pool=1)) > shop.steps:
-        found += max(1, found // 200)
-    return found
+    lengths, steps = np.array(setup.lengths), setup.steps_per_epoch
+    max_tokens = max(-(-int(lengths.sum()) // steps), int(lengths.max()))
+    while (
+        len(plan_epoch(lengths, np.zeros_like(lengths), max_tokens=max_tokens, seed=1, epoch=0, bucket_pool=1)) > steps
+    ):
+        max_tokens += max(1, max_tokens // 200)
+    return max_tokens
 
 
-def our_row(shop: Shop, seed: int, compiled: bool = False, graph: bool = True) -> tuple[float, float]:
+def our_row(setup: Setup, seed: int, compiled: bool = False, use_graph: bool = True) -> tuple[float, float]:
     from qkv.train.trainer import fit
 
     rates, accuracy = [], 0.0
-    with tempfile.TemporaryDirectory(dir=shop.folder) as folder:
-        for record in fit(recipe(shop, seed, compiled, graph), folder, device=shop.options.device.type):
+    with tempfile.TemporaryDirectory(dir=setup.folder) as folder:
+        for record in fit(recipe(setup, seed, compiled, use_graph), folder, device=setup.options.device.type):
             if record.kind == "train":
                 rates.append(record.values["tokens_per_second"])
             elif record.kind == "valid":
@@ -113,169 +127,182 @@ def our_row(shop: Shop, seed: int, compiled: bool = False, graph: bool = True) -
     return statistics.harmonic_mean(rates[1:]), accuracy
 
 
-def check(shop: Shop) -> None:
-    """All start from the same weights and read the same ids, or the race says nothing."""
+def check(setup: Setup) -> None:
+    """Check that all rows start from the same weights and read the same ids."""
     from qkv import checkpoints
     from qkv.nn import Ragged
 
-    ours = checkpoints.load(shop.start(1), head="sequence", labels=shop.labels)
-    theirs = quiet_transformers().BertForSequenceClassification.from_pretrained(shop.start(1))
-    some = shop.encoded(shop.test[:_SHOWN])
+    ours = checkpoints.load(setup.initial_model(1), head="sequence", labels=setup.labels)
+    theirs = quiet_transformers().BertForSequenceClassification.from_pretrained(setup.initial_model(1))
+    features = setup.encoded(setup.test[:_NUM_CHECKED])
     assert ours.source_tokenizer is not None
-    ids = [list(frame.ids) for frame in ours.source_tokenizer.encode_plus_batch([text for text, _ in shop.test[:_SHOWN]])]
-    if ours.missing_keys or ids != [one["input_ids"] for one in some]:
-        sys.exit("not timed: ours begins with other weights or reads other ids than transformers")
+    ids = [
+        list(encoding.ids)
+        for encoding in ours.source_tokenizer.encode_plus_batch([text for text, _ in setup.test[:_NUM_CHECKED]])
+    ]
+    if ours.missing_keys or ids != [feature["input_ids"] for feature in features]:
+        sys.exit("not timed: qkv has other initial weights or reads other ids than transformers")
     with torch.inference_mode():
         logits = ours.model(Ragged.pack([torch.tensor(row) for row in ids]))
-    apart = float((logits - their_logits(shop, theirs, some)).abs().max())
-    if not apart < _NEAR:
-        sys.exit(f"not timed: logits differ by {apart:.1e} before the first step")
+    difference = float((logits - their_logits(setup, theirs, features)).abs().max())
+    if not difference < _TOLERANCE:
+        sys.exit(f"not timed: logits differ by {difference:.1e} before the first step")
 
 
 # ---- the run --------------------------------------------------------------------------------------------------------
 
-Row = Callable[[Shop, int], tuple[float, float]]  # real tokens a second, and accuracy
+Row = Callable[[Setup, int], tuple[float, float]]  # real tokens per second, and accuracy
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One row's fine-tuning."""
+    """The result of one fine-tuning of one row."""
 
-    tokens: float  # real ones a second
+    tokens: float  # real tokens per second
     accuracy: float
-    foreign: float  # cores that others kept busy
+    other_cores: float  # cores that other processes used
 
 
 Outcomes = dict[str, list[Outcome]]
 
 
 def rows(options: argparse.Namespace) -> dict[str, Row]:
-    found: dict[str, Row] = {PLAIN: trainer_row, GROUPED: partial(trainer_row, grouped=True)}
+    calls: dict[str, Row] = {PLAIN: trainer_row, GROUPED: partial(trainer_row, grouped=True)}
     if options.compile:
-        found[GROUPED_COMPILED] = partial(trainer_row, grouped=True, compiled=True)
-    found[OURS] = our_row
+        calls[GROUPED_COMPILED] = partial(trainer_row, grouped=True, compiled=True)
+    calls[OURS] = our_row
     if options.device.type == "cuda":
-        found[OURS_EAGER] = partial(our_row, graph=False)
+        calls[OURS_EAGER] = partial(our_row, use_graph=False)
     if options.compile:
-        found[OURS_COMPILED] = partial(our_row, compiled=True)
-    wanted = [word for word in options.only.split(";") if word]
-    return {name: row for name, row in found.items() if not wanted or name in wanted}
+        calls[OURS_COMPILED] = partial(our_row, compiled=True)
+    selected = [name for name in options.only.split(";") if name]
+    return {name: row for name, row in calls.items() if not selected or name in selected}
 
 
-def apart(shop: Shop, name: str) -> Row:
-    """A row in a process of its own: what one tells the C library or OpenMP is nothing to the others."""
-    answer = shop.folder / "outcome.json"
-    begun = Apart([__file__, *sys.argv[1:], "--apart", name, "--folder", str(shop.folder)])
+def in_subprocess(setup: Setup, name: str) -> Row:
+    """Return a row that runs in its own process, so that its settings of the C library and OpenMP affect no other."""
+    outcome_file = setup.folder / "outcome.json"
+    run_once = SubprocessCall([__file__, *sys.argv[1:], "--serve", name, "--folder", str(setup.folder)])
 
-    def call(_shop: Shop, seed: int) -> tuple[float, float]:
-        (shop.folder / "seed").write_text(str(seed))
-        begun()
-        tokens, accuracy = json.loads(answer.read_text())
+    def call(_setup: Setup, seed: int) -> tuple[float, float]:
+        (setup.folder / "seed").write_text(str(seed))
+        run_once()
+        tokens, accuracy = json.loads(outcome_file.read_text())
         return tokens, accuracy
 
     return call
 
 
-def be_apart(shop: Shop, name: str) -> None:
-    """The other side: waits for seeds."""
+def serve_row(setup: Setup, name: str) -> None:
+    """Run the process of a row of `in_subprocess`, which waits for seeds."""
 
     def call() -> None:
-        found = rows(shop.options)[name](shop, int((shop.folder / "seed").read_text()))
-        (shop.folder / "outcome.json").write_text(json.dumps(found))
+        outcome = rows(setup.options)[name](setup, int((setup.folder / "seed").read_text()))
+        (setup.folder / "outcome.json").write_text(json.dumps(outcome))
 
     serve(lambda: call)
 
 
-def entered(shop: Shop, outcomes: Outcomes, name: str, row: Row, seed: int) -> bool:
-    """Runs a row; one that breaks is said and left out of the rest."""
-    began, others = time.perf_counter(), Others()
+def run_row(setup: Setup, outcomes: Outcomes, name: str, row: Row, seed: int) -> bool:
+    """Run a row and record its outcome; return False, with a message, if it fails."""
+    start_time, other_load = time.perf_counter(), OtherLoad()
     try:
-        tokens, accuracy = row(shop, seed)
-    except Exception as error:  # a row that breaks must not take the others' figures with it
+        tokens, accuracy = row(setup, seed)
+    except Exception as error:  # the failure of one row must not lose the results of the others
         print(f"  {name}: failed: {type(error).__name__}: {' '.join(str(error).split())[:300]}", flush=True)
         return False
-    foreign = 0.0 if shop.options.device.type == "cuda" else others.cores()
-    outcomes.setdefault(name, []).append(Outcome(tokens, accuracy, foreign))
-    took = time.perf_counter() - began
-    print(f"  {seed} {name}: {tokens:,.0f} tokens/s, accuracy {accuracy:.2%}, {took:.0f} s in all", flush=True)
+    other_cores = 0.0 if setup.options.device.type == "cuda" else other_load.cores()
+    outcomes.setdefault(name, []).append(Outcome(tokens, accuracy, other_cores))
+    seconds = time.perf_counter() - start_time
+    print(f"  {seed} {name}: {tokens:,.0f} tokens/s, accuracy {accuracy:.2%}, {seconds:.0f} s in total", flush=True)
     return True
 
 
-def run(shop: Shop) -> list[dict[str, Any]]:
-    for seed in range(1, shop.options.rounds + 1):
-        shop.start(seed)
-    contestants = rows(shop.options)
-    if shop.options.device.type == "cpu":
-        contestants = {name: apart(shop, name) for name in contestants}
+def run(setup: Setup) -> list[dict[str, Any]]:
+    for seed in range(1, setup.options.rounds + 1):
+        setup.initial_model(seed)
+    row_calls = rows(setup.options)
+    if setup.options.device.type == "cpu":
+        row_calls = {name: in_subprocess(setup, name) for name in row_calls}
     outcomes: Outcomes = {}
-    for turn in range(shop.options.rounds):
-        names = list(contestants) if turn % 2 == 0 else list(reversed(contestants))
+    for round_index in range(setup.options.rounds):
+        names = list(row_calls) if round_index % 2 == 0 else list(reversed(row_calls))
         for name in names:
-            if not entered(shop, outcomes, name, contestants[name], turn + 1):
-                del contestants[name]
-    return [figures(shop, outcomes, name) for name in contestants]
+            if not run_row(setup, outcomes, name, row_calls[name], round_index + 1):
+                del row_calls[name]
+    return [summarize(setup, outcomes, name) for name in row_calls]
 
 
-def figures(shop: Shop, outcomes: Outcomes, name: str) -> dict[str, Any]:
-    own = outcomes[name]
-    rates, scores = [one.tokens for one in own], [one.accuracy for one in own]
-    found: dict[str, Any] = {"row": name, "tokens_per_second": statistics.median(rates)}
-    found["examples_per_second"] = found["tokens_per_second"] * len(shop.lengths) / sum(shop.lengths)
-    found |= {"accuracy": statistics.mean(scores), "deviation": statistics.stdev(scores) if scores[1:] else 0.0}
+def summarize(setup: Setup, outcomes: Outcomes, name: str) -> dict[str, Any]:
+    row_outcomes = outcomes[name]
+    rates, accuracies = [outcome.tokens for outcome in row_outcomes], [outcome.accuracy for outcome in row_outcomes]
+    summary: dict[str, Any] = {"row": name, "tokens_per_second": statistics.median(rates)}
+    summary["examples_per_second"] = summary["tokens_per_second"] * len(setup.lengths) / sum(setup.lengths)
+    summary |= {"accuracy": statistics.mean(accuracies), "std": statistics.stdev(accuracies) if accuracies[1:] else 0.0}
     for peer in (PLAIN, GROUPED):
-        theirs = [one.tokens for one in outcomes.get(peer, [])]
-        found[f"times {peer}"] = statistics.median(a / b for a, b in zip(rates, theirs, strict=False)) if theirs else 0
-    return found | {"rates": rates, "scores": scores, "disturbed": sum(one.foreign > _QUIET for one in own)}
+        peer_rates = [outcome.tokens for outcome in outcomes.get(peer, [])]
+        ratios = [rate / peer_rate for rate, peer_rate in zip(rates, peer_rates, strict=False)]
+        summary[f"times {peer}"] = statistics.median(ratios) if ratios else 0
+    num_noisy = sum(outcome.other_cores > _MAX_OTHER_CORES for outcome in row_outcomes)
+    return summary | {"rates": rates, "accuracies": accuracies, "num_noisy": num_noisy}
 
 
-def show(found: list[dict[str, Any]], device: str) -> None:
+def print_table(summaries: list[dict[str, Any]], device: str) -> None:
     print(f"\n| row | real tokens/s | sentences/s | x {PLAIN} | x {GROUPED} | accuracy |\n|---|---|---|---|---|---|")
-    for one in found:
-        rates = f"{one['tokens_per_second']:,.0f} | {one['examples_per_second']:,.0f}"
-        ratios = f"{one[f'times {PLAIN}']:.2f} | {one[f'times {GROUPED}']:.2f}"
-        print(f"| {one['row']} | {rates} | {ratios} | {one['accuracy']:.2%} ± {one['deviation']:.2%} |")
-    disturbed = sum(one["disturbed"] for one in found)
-    if disturbed:
-        print(f"noisy: others used the machine in {disturbed} runs; trust ratios only, or run again in quiet")
-    ours = [one for one in found if one["row"].startswith("qkv")]
+    for row in summaries:
+        rates = f"{row['tokens_per_second']:,.0f} | {row['examples_per_second']:,.0f}"
+        ratios = f"{row[f'times {PLAIN}']:.2f} | {row[f'times {GROUPED}']:.2f}"
+        print(f"| {row['row']} | {rates} | {ratios} | {row['accuracy']:.2%} ± {row['std']:.2%} |")
+    num_noisy = sum(row["num_noisy"] for row in summaries)
+    if num_noisy:
+        print(f"noisy: other processes used the machine in {num_noisy} runs", end="")
+        print("; trust ratios only, or run again on an idle machine")
+    ours = [row for row in summaries if row["row"].startswith("qkv")]
     for peer, goal in GOALS[device].items() if ours else ():
-        if all(one["row"] != peer for one in found):
+        if all(row["row"] != peer for row in summaries):
             continue
-        print(f"{max(one[f'times {peer}'] for one in ours):.2f} times {peer} (goal {goal})")
+        print(f"{max(row[f'times {peer}'] for row in ours):.2f} times {peer} (goal {goal})")
 
 
 def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--set", choices=list(SETS), default="banking77")
-    parser.add_argument("--root", type=Path, default=ROOT.parent / "shared" / "data", help="the folder of the sets")
-    parser.add_argument("--data", default="", help="instead of a set: a table of training sentences")
-    parser.add_argument("--test", default="", help="and one of test sentences")
-    parser.add_argument("--text", default="text", help="the column of the sentence")
+    parser.add_argument("--root", type=Path, default=ROOT.parent / "shared" / "data", help="folder of the datasets")
+    parser.add_argument("--data", default="", help="table of training sentences, instead of --set")
+    parser.add_argument("--test", default="", help="table of test sentences, with --data")
+    parser.add_argument("--text", default="text", help="column of the sentences")
     parser.add_argument("--label", default="label")
     parser.add_argument("--model", default="", help="minilm, bert-small, base (random), or a folder")
-    parser.add_argument("--examples", type=int, default=10**9, help="training sentences at most")
+    parser.add_argument("--examples", type=int, default=10**9, help="maximum number of training sentences")
     parser.add_argument("--test-examples", type=int, default=3000)
-    parser.add_argument("--batch", type=int, default=32, help="sentences a step")
-    parser.add_argument("--steps", type=int, default=150, help="of which the first 50 are not timed; a multiple of 50")
+    parser.add_argument("--batch", type=int, default=32, help="sentences per step")
+    parser.add_argument(
+        "--steps", type=int, default=150, help="number of steps, a multiple of 50; the first 50 are not timed"
+    )
     parser.add_argument("--rate", type=float, default=1e-4)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--attention-dropout", type=float, default=0.0)
-    parser.add_argument("--only", default="", help="names of rows, with ; between them")
-    parser.add_argument("--their-workers", type=int, default=-1, help="processes that collate; 2 on a GPU, else 0")
-    parser.add_argument("--our-workers", type=int, default=0, help="threads that prepare our batches")
+    parser.add_argument("--only", default="", help="names of rows, separated by ;")
+    parser.add_argument(
+        "--their-workers",
+        type=int,
+        default=-1,
+        help="the Trainer's data loader processes; by default 2 on a GPU, else 0",
+    )
+    parser.add_argument("--our-workers", type=int, default=0, help="qkv's threads that prepare batches")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--compile", action="store_true", help="compiled rows on a CPU too")
-    parser.add_argument("--quick", action="store_true", help="a minute or two: few sentences, one round")
-    parser.add_argument("--apart", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--compile", action="store_true", help="add compiled rows on a CPU")
+    parser.add_argument("--quick", action="store_true", help="one short round, a minute or two")
+    parser.add_argument("--serve", default="", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--json", default="", help="a file for all figures")
+    parser.add_argument("--json", default="", help="write all results to this file")
     options = parser.parse_args()
     options.model = options.model or ("bert-small" if options.device == "cuda" else "minilm")
     if options.quick:
-        options.rounds, options.steps, options.test_examples = 1, 2 * WARM, 300
-    if options.steps < 2 * WARM or options.steps % WARM:
-        parser.error(f"--steps: the first {WARM} are not timed; take a larger multiple of {WARM}")
+        options.rounds, options.steps, options.test_examples = 1, 2 * WARMUP_STEPS, 300
+    if options.steps < 2 * WARMUP_STEPS or options.steps % WARMUP_STEPS:
+        parser.error(f"--steps: the first {WARMUP_STEPS} are not timed; use a larger multiple of {WARMUP_STEPS}")
     if options.their_workers < 0:
         options.their_workers = 2 if options.device == "cuda" else 0
     options.compile = options.compile or options.device == "cuda"
@@ -286,25 +313,29 @@ def read_options() -> argparse.Namespace:
 def main() -> None:
     options = read_options()
     torch.set_num_threads(options.threads)
-    torch._dynamo.config.recompile_limit = 64  # all rows count against one limit
-    if options.apart:
-        be_apart(Shop(options, options.folder, *examples(options)), options.apart)
+    torch._dynamo.config.recompile_limit = 64  # one limit for all rows
+    if options.serve:
+        serve_row(Setup(options, options.folder, *examples(options)), options.serve)
         return
-    on = f"CPU, {options.threads} threads"
+    device_name = f"CPU, {options.threads} threads"
     if options.device.type == "cuda":
-        on = torch.cuda.get_device_name(options.device)
+        device_name = torch.cuda.get_device_name(options.device)
     versions = f"torch {torch.__version__}, transformers {quiet_transformers().__version__}"
-    print(f"{versions}, {on}, {options.model}", end=", ")
+    print(f"{versions}, {device_name}, {options.model}", end=", ")
     print(f"{options.steps} steps of {options.batch} sentences, {options.rounds} rounds")
     with tempfile.TemporaryDirectory() as folder:
-        shop = Shop(options, Path(folder), *examples(options))
-        shop.say()
-        check(shop)
-        print(f"{shop.steps} steps an epoch, ours of at most {budget(shop)} tokens", flush=True)
-        found = run(shop)
-    show(found, options.device.type)
+        setup = Setup(options, Path(folder), *examples(options))
+        setup.print_lengths()
+        check(setup)
+        print(
+            f"{setup.steps_per_epoch} steps per epoch, qkv with at most {token_budget(setup)} tokens each", flush=True
+        )
+        summaries = run(setup)
+    print_table(summaries, options.device.type)
     if options.json:
-        Path(options.json).write_text(json.dumps({"on": on, "versions": versions, "rows": found}, indent=1))
+        Path(options.json).write_text(
+            json.dumps({"device": device_name, "versions": versions, "rows": summaries}, indent=1)
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The contestants of `train_seq2seq.py`: what they read, and each one's model with its loss on some pairs."""
+"""The contestants of `train_seq2seq.py`: their inputs, and for each a model with its loss on a batch of pairs."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ PAD, IGNORED, DROPOUT = 0, -100, 0.1
 
 @dataclass(frozen=True)
 class Size:
-    """A model and the lengths of what it reads."""
+    """The size of a model and the distribution of its input lengths."""
 
-    width: int
+    d_model: int
     heads: int
     layers: int
-    hidden: int
-    vocabulary: int
-    middle: float  # of the logarithm of a length
-    deviation: float
-    shortest: int
-    longest: int
+    d_ff: int
+    vocab_size: int
+    log_mean: float  # mean of the logarithm of a length
+    log_std: float  # standard deviation of that logarithm
+    min_length: int
+    max_length: int
 
 
 SIZES = {
@@ -42,116 +42,115 @@ SIZES = {
 
 @dataclass
 class Pairs:
-    """Sources, and targets with a start token: the decoder reads all but the last, and says all but the first."""
+    """Sources, and targets with a start token: the decoder reads all but the last and predicts all but the first."""
 
     sources: list[Tensor]
     targets: list[Tensor]
 
     @property
-    def real(self) -> int:
-        """Tokens that encoder and decoder have to read."""
-        return sum(map(len, self.sources)) + self.asked
+    def num_tokens(self) -> int:
+        """Return the number of tokens that encoder and decoder read."""
+        return sum(map(len, self.sources)) + self.num_labels
 
     @property
-    def asked(self) -> int:
+    def num_labels(self) -> int:
         return sum(len(t) - 1 for t in self.targets)
 
-    def pieces(self, most: int, least: int = 1, by_length: bool = False) -> list[Pairs]:
-        """The same pairs in at least `least` pieces of at most `most` pairs."""
+    def split(self, max_pairs: int, min_count: int = 1, by_length: bool = False) -> list[Pairs]:
+        """Return the pairs in at least `min_count` micro-batches of at most `max_pairs` pairs."""
         order = list(range(len(self.sources)))
         if by_length:
             order.sort(key=lambda i: (len(self.targets[i]), len(self.sources[i])))
-        count = max(least, math.ceil(len(order) / most))
+        count = max(min_count, math.ceil(len(order) / max_pairs))
         return [
-            Pairs([self.sources[i] for i in part], [self.targets[i] for i in part])
-            for part in (chunk.tolist() for chunk in torch.tensor(order).chunk(count))
+            Pairs([self.sources[i] for i in indices], [self.targets[i] for i in indices])
+            for indices in (chunk.tolist() for chunk in torch.tensor(order).chunk(count))
         ]
 
 
 def draw(size: Size, pairs: int, seed: int, device: torch.device) -> Pairs:
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randn(pairs, generator=generator)
-    sources = torch.exp(noise * size.deviation + size.middle).round().clamp(size.shortest, size.longest).long()
+    sources = torch.exp(noise * size.log_std + size.log_mean).round().clamp(size.min_length, size.max_length).long()
     drift = torch.randint(-3, 4, (pairs,), generator=generator)
-    targets = (sources + drift).clamp(size.shortest, size.longest)
+    targets = (sources + drift).clamp(size.min_length, size.max_length)
 
-    def words(n: int) -> Tensor:
-        return torch.randint(4, size.vocabulary, (n,), generator=generator).to(device)
+    def tokens(n: int) -> Tensor:
+        return torch.randint(4, size.vocab_size, (n,), generator=generator).to(device)
 
-    return Pairs([words(n) for n in sources.tolist()], [words(n + 1) for n in targets.tolist()])
+    return Pairs([tokens(n) for n in sources.tolist()], [tokens(n + 1) for n in targets.tolist()])
 
 
-def work(size: Size, pairs: Pairs) -> float:
-    """Floating point operations that a step needs on the real tokens: two a weight and token, backward twice that."""
+def step_flops(size: Size, pairs: Pairs) -> float:
+    """Return the FLOPs of a step on the real tokens: two per weight and token, backward twice as many."""
     ns, nt = [len(s) for s in pairs.sources], [len(t) - 1 for t in pairs.targets]
-    square, forward = size.width**2, size.width * size.hidden
-    encoder = sum(ns) * (4 * square + 2 * forward) + 2 * size.width * sum(n * n for n in ns)
+    square, forward = size.d_model**2, size.d_model * size.d_ff
+    encoder = sum(ns) * (4 * square + 2 * forward) + 2 * size.d_model * sum(n * n for n in ns)
     decoder = sum(nt) * (6 * square + 2 * forward) + sum(ns) * 2 * square
-    decoder += 2 * size.width * sum(t * (s + t / 2) for s, t in zip(ns, nt, strict=True))
-    return 3 * 2 * (size.layers * (encoder + decoder) + sum(nt) * size.width * size.vocabulary)
+    decoder += 2 * size.d_model * sum(t * (s + t / 2) for s, t in zip(ns, nt, strict=True))
+    return 3 * 2 * (size.layers * (encoder + decoder) + sum(nt) * size.d_model * size.vocab_size)
 
 
 Loss = Callable[[Pairs], Tensor]
 
 
-def padded(sequences: list[Tensor], fill: int) -> Tensor:
+def pad(sequences: list[Tensor], fill: int) -> Tensor:
     return nn.utils.rnn.pad_sequence(sequences, batch_first=True, padding_value=fill)  # [B, N]
 
 
-def prepared(make: Callable[[Pairs], tuple[Tensor, ...]]) -> Callable[[Pairs], tuple[Tensor, ...]]:
-    """Collates each batch once: in a real run a loader's workers do it beside the step."""
-    kept: dict[int, tuple[Pairs, tuple[Tensor, ...]]] = {}
+def cached(collate: Callable[[Pairs], tuple[Tensor, ...]]) -> Callable[[Pairs], tuple[Tensor, ...]]:
+    """Return a function that collates each batch once: in training, data loader workers do it in parallel."""
+    cache: dict[int, tuple[Pairs, tuple[Tensor, ...]]] = {}
 
-    def ready(pairs: Pairs) -> tuple[Tensor, ...]:
-        if id(pairs) not in kept:
-            kept[id(pairs)] = (pairs, make(pairs))
-        return kept[id(pairs)][1]
+    def collate_cached(pairs: Pairs) -> tuple[Tensor, ...]:
+        if id(pairs) not in cache:
+            cache[id(pairs)] = (pairs, collate(pairs))
+        return cache[id(pairs)][1]
 
-    return ready
+    return collate_cached
 
 
 def collate(pairs: Pairs) -> tuple[Tensor, ...]:
-    """Source, what the decoder reads, and what it is asked for."""
-    reads, asked = [t[:-1] for t in pairs.targets], [t[1:] for t in pairs.targets]
-    return padded(pairs.sources, PAD), padded(reads, PAD), padded(asked, IGNORED)
+    """Return the padded sources, decoder inputs and labels."""
+    decoder_inputs, labels = [t[:-1] for t in pairs.targets], [t[1:] for t in pairs.targets]
+    return pad(pairs.sources, PAD), pad(decoder_inputs, PAD), pad(labels, IGNORED)
 
 
-def summed_loss(logits: Tensor, asked: Tensor) -> Tensor:
-    return F.cross_entropy(logits.flatten(0, -2), asked.flatten(), ignore_index=IGNORED, reduction="sum")
+def summed_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=IGNORED, reduction="sum")
 
 
 class TorchModel(nn.Module):
-    """`torch.nn.Transformer` with what it leaves to its user: embeddings, positions, output."""
+    """`torch.nn.Transformer` with the parts that it lacks: embeddings, positions, output."""
 
-    table: Tensor
+    position_table: Tensor
 
     def __init__(self, size: Size):
         super().__init__()
-        self.tokens = nn.Embedding(size.vocabulary, size.width)
-        nn.init.normal_(self.tokens.weight, std=size.width**-0.5)
-        self.register_buffer("table", sinusoids(size.longest + 1, size.width), persistent=False)
-        self.body = nn.Transformer(
-            size.width, size.heads, size.layers, size.layers, size.hidden, DROPOUT, batch_first=True
+        self.tokens = nn.Embedding(size.vocab_size, size.d_model)
+        nn.init.normal_(self.tokens.weight, std=size.d_model**-0.5)
+        self.register_buffer("position_table", sinusoids(size.max_length + 1, size.d_model), persistent=False)
+        self.backbone = nn.Transformer(
+            size.d_model, size.heads, size.layers, size.layers, size.d_ff, DROPOUT, batch_first=True
         )
-        for (
-            module
-        ) in self.body.modules():  # its one switch also drops attention weights and hidden units: nobody else's does
+        # its dropout argument also applies to attention weights and hidden units, unlike in the other models
+        for module in self.backbone.modules():
             if isinstance(module, nn.MultiheadAttention):
                 module.dropout = 0.0
             elif isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
                 module.dropout.p = 0.0
 
     def embed(self, ids: Tensor) -> Tensor:
-        x = self.tokens(ids) * math.sqrt(self.tokens.embedding_dim) + self.table[: ids.shape[1]]
+        x = self.tokens(ids) * math.sqrt(self.tokens.embedding_dim) + self.position_table[: ids.shape[1]]
         return F.dropout(x, DROPOUT, self.training)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         n = target.shape[1]
-        later = torch.ones(n, n, dtype=torch.bool, device=target.device).triu(1)
-        hidden = self.body(
+        causal_mask = torch.ones(n, n, dtype=torch.bool, device=target.device).triu(1)
+        hidden = self.backbone(
             self.embed(source),
             self.embed(target),
-            tgt_mask=later,
+            tgt_mask=causal_mask,
             tgt_is_causal=True,
             src_key_padding_mask=source == PAD,
             tgt_key_padding_mask=target == PAD,
@@ -162,11 +161,11 @@ class TorchModel(nn.Module):
 
 def torch_row(size: Size, device: torch.device, compiled: bool) -> tuple[nn.Module, Loss]:
     model = TorchModel(size).to(device).train()
-    run, batch = torch.compile(model) if compiled else model, prepared(collate)
+    run, batch = torch.compile(model) if compiled else model, cached(collate)
 
     def loss(pairs: Pairs) -> Tensor:
-        source, reads, asked = batch(pairs)
-        return summed_loss(run(source, reads), asked)
+        source, decoder_inputs, labels = batch(pairs)
+        return summed_loss(run(source, decoder_inputs), labels)
 
     return model, loss
 
@@ -176,14 +175,14 @@ def marian_row(size: Size, device: torch.device, compiled: bool) -> tuple[nn.Mod
 
     transformers.logging.set_verbosity_error()
     config = transformers.MarianConfig(
-        vocab_size=size.vocabulary,
-        d_model=size.width,
+        vocab_size=size.vocab_size,
+        d_model=size.d_model,
         encoder_layers=size.layers,
         decoder_layers=size.layers,
         encoder_attention_heads=size.heads,
         decoder_attention_heads=size.heads,
-        encoder_ffn_dim=size.hidden,
-        decoder_ffn_dim=size.hidden,
+        encoder_ffn_dim=size.d_ff,
+        decoder_ffn_dim=size.d_ff,
         activation_function="relu",
         dropout=DROPOUT,
         attention_dropout=0.0,
@@ -198,39 +197,46 @@ def marian_row(size: Size, device: torch.device, compiled: bool) -> tuple[nn.Mod
     model: Any = transformers.MarianMTModel(config).to(device).train()
     run = torch.compile(model) if compiled else model
 
-    def masked(pairs: Pairs) -> tuple[Tensor, ...]:
-        source, reads, asked = collate(pairs)
-        return source, (source != PAD).long(), reads, asked
+    def collate_with_mask(pairs: Pairs) -> tuple[Tensor, ...]:
+        source, decoder_inputs, labels = collate(pairs)
+        return source, (source != PAD).long(), decoder_inputs, labels
 
-    batch = prepared(masked)
+    batch = cached(collate_with_mask)
 
     def loss(pairs: Pairs) -> Tensor:
-        source, real, reads, asked = batch(pairs)
-        out = run(input_ids=source, attention_mask=real, decoder_input_ids=reads, use_cache=False)
-        return summed_loss(out.logits, asked)
+        source, mask, decoder_inputs, labels = batch(pairs)
+        out = run(input_ids=source, attention_mask=mask, decoder_input_ids=decoder_inputs, use_cache=False)
+        return summed_loss(out.logits, labels)
 
     return model, loss
 
 
 def our_row(size: Size, device: torch.device, compiled: bool) -> tuple[nn.Module, Loss]:
-    shape = transformer.Config(
-        d_model=size.width, heads=size.heads, layers=size.layers, d_ff=size.hidden, dropout=DROPOUT, share_embeddings=True
+    config = transformer.Config(
+        d_model=size.d_model,
+        heads=size.heads,
+        layers=size.layers,
+        d_ff=size.d_ff,
+        dropout=DROPOUT,
+        share_embeddings=True,
     )
-    model = build(transformer.make_spec(shape, source_vocab_size=size.vocabulary, target_vocab_size=size.vocabulary))
+    model = build(transformer.make_spec(config, source_vocab_size=size.vocab_size, target_vocab_size=size.vocab_size))
     assert isinstance(model, EncoderDecoder)
     model.to(device).train()
     run = torch.compile(model) if compiled else model
 
-    def flat(pairs: Pairs) -> tuple[Tensor, ...]:
-        reads, asked = [t[:-1] for t in pairs.targets], [t[1:] for t in pairs.targets]
-        return torch.cat(pairs.sources), torch.cat(reads), torch.cat(asked)
+    def concatenate(pairs: Pairs) -> tuple[Tensor, ...]:
+        decoder_inputs, labels = [t[:-1] for t in pairs.targets], [t[1:] for t in pairs.targets]
+        return torch.cat(pairs.sources), torch.cat(decoder_inputs), torch.cat(labels)
 
-    batch = prepared(flat)
+    batch = cached(concatenate)
 
     def loss(pairs: Pairs) -> Tensor:
-        source, reads, asked = batch(pairs)
-        lengths = [len(s) for s in pairs.sources], [len(t) - 1 for t in pairs.targets]
-        logits = run(Ragged.from_lengths(source, lengths[0]), Ragged.from_lengths(reads, lengths[1]))  # [T, vocabulary]
-        return F.cross_entropy(logits, asked, reduction="sum")
+        source, decoder_inputs, labels = batch(pairs)
+        source_lengths, target_lengths = [len(s) for s in pairs.sources], [len(t) - 1 for t in pairs.targets]
+        logits = run(  # [T, vocabulary]
+            Ragged.from_lengths(source, source_lengths), Ragged.from_lengths(decoder_inputs, target_lengths)
+        )
+        return F.cross_entropy(logits, labels, reduction="sum")
 
     return model, loss

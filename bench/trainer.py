@@ -10,64 +10,67 @@ from typing import Any
 import torch
 
 from bench.encoder import quiet_transformers
-from bench.labelled import WARM, Shop
+from bench.labeled import WARMUP_STEPS, Setup
 
 
-def trainer_row(shop: Shop, seed: int, grouped: bool = False, compiled: bool = False) -> tuple[float, float]:
-    """Real tokens a second behind the warm-up, and accuracy."""
-    transformers, device = quiet_transformers(), shop.options.device
-    kind, start = transformers.BertForSequenceClassification, shop.start(seed)
-    model = kind.from_pretrained(start, dtype=torch.float32, attn_implementation="sdpa")
-    pad = transformers.DataCollatorWithPadding(shop.tokeniser, pad_to_multiple_of=8 if device.type == "cuda" else None)
+def trainer_row(setup: Setup, seed: int, grouped: bool = False, compiled: bool = False) -> tuple[float, float]:
+    """Return real tokens per second after the warm-up, and accuracy."""
+    transformers, device = quiet_transformers(), setup.options.device
+    model = transformers.BertForSequenceClassification.from_pretrained(
+        setup.initial_model(seed), dtype=torch.float32, attn_implementation="sdpa"
+    )
+    pad = transformers.DataCollatorWithPadding(setup.tokenizer, pad_to_multiple_of=8 if device.type == "cuda" else None)
 
-    class Clock(transformers.TrainerCallback):  # type: ignore[misc]
-        began = rate = 0.0
+    class Timer(transformers.TrainerCallback):  # type: ignore[misc]
+        start = rate = 0.0
         tokens = 0
 
         def on_step_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
-            if state.global_step == WARM:
-                _wait(device)
-                self.began, self.tokens = time.perf_counter(), 0
+            if state.global_step == WARMUP_STEPS:
+                _synchronize(device)
+                self.start, self.tokens = time.perf_counter(), 0
 
         def on_train_end(self, *_args: Any, **_: Any) -> None:
-            _wait(device)
-            self.rate = self.tokens / (time.perf_counter() - self.began)
+            _synchronize(device)
+            self.rate = self.tokens / (time.perf_counter() - self.start)
 
-    timer = Clock()
+    timer = Timer()
 
-    class Counting(transformers.Trainer):  # type: ignore[misc]
-        def compute_loss(self, model: Any, inputs: dict[str, Any], *others: Any, **named: Any) -> Any:
-            timer.tokens += inputs.pop(_REAL)
-            return super().compute_loss(model, inputs, *others, **named)
+    class CountingTrainer(transformers.Trainer):  # type: ignore[misc]
+        def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+            timer.tokens += inputs.pop(_NUM_TOKENS)
+            return super().compute_loss(model, inputs, *args, **kwargs)
 
-    def collate(some: list[dict[str, Any]]) -> dict[str, Any]:
-        return {**pad(some), _REAL: sum(len(one["input_ids"]) for one in some)}
+    def collate(features: list[dict[str, Any]]) -> dict[str, Any]:
+        return {**pad(features), _NUM_TOKENS: sum(len(feature["input_ids"]) for feature in features)}
 
-    given = arguments(shop, seed, grouped, compiled)
-    trainer = Counting(model=model, args=given, train_dataset=shop.asked, data_collator=collate, callbacks=[timer])
+    args = arguments(setup, seed, grouped, compiled)
+    trainer = CountingTrainer(
+        model=model, args=args, train_dataset=setup.train_features, data_collator=collate, callbacks=[timer]
+    )
     trainer.remove_callback(transformers.PrinterCallback)
     trainer.train()
-    return timer.rate, _accuracy(shop, model)
+    return timer.rate, _accuracy(setup, model)
 
 
-_REAL = "real"  # what the collator says of a batch beside its tensors
+_NUM_TOKENS = "num_tokens"  # key of a batch for its number of real tokens
 
 
-def _wait(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-def arguments(shop: Shop, seed: int, grouped: bool, compiled: bool) -> Any:
-    options, kind = shop.options, quiet_transformers().TrainingArguments
+def arguments(setup: Setup, seed: int, grouped: bool, compiled: bool) -> Any:
+    options, arguments_class = setup.options, quiet_transformers().TrainingArguments
     for name in [name for name in os.environ if name.startswith("ACCELERATE_DYNAMO_")]:
-        del os.environ[name]  # what a compiled row leaves there would compile the next one
+        del os.environ[name]  # set by a compiled row; they would compile the next one
     sampling: dict[str, Any] = {"train_sampling_strategy": "group_by_length" if grouped else "random"}
-    if "train_sampling_strategy" not in kind.__dataclass_fields__:  # what it was called before
+    if "train_sampling_strategy" not in arguments_class.__dataclass_fields__:  # the name in older versions
         sampling = {"group_by_length": grouped}
-    return kind(
+    return arguments_class(
         **sampling,
-        output_dir=str(shop.folder / "trainer"),
+        output_dir=str(setup.folder / "trainer"),
         seed=seed,
         max_steps=options.steps,
         per_device_train_batch_size=options.batch,
@@ -81,7 +84,7 @@ def arguments(shop: Shop, seed: int, grouped: bool, compiled: bool) -> Any:
         torch_compile=compiled,
         dataloader_num_workers=options.their_workers,
         dataloader_persistent_workers=options.their_workers > 0,
-        remove_unused_columns=False,  # the collator's count is one
+        remove_unused_columns=False,  # keeps the number of tokens
         dataloader_pin_memory=options.device.type == "cuda",
         logging_strategy="no",
         save_strategy="no",
@@ -92,17 +95,18 @@ def arguments(shop: Shop, seed: int, grouped: bool, compiled: bool) -> Any:
 
 
 @torch.inference_mode()
-def _accuracy(shop: Shop, model: Any) -> float:
-    asked = sorted(shop.encoded(shop.test), key=lambda one: len(one["input_ids"]))
-    right = 0
-    for begin in range(0, len(asked), 64):
-        some = asked[begin : begin + 64]
-        right += int((their_logits(shop, model, some).argmax(-1) == torch.tensor([o["labels"] for o in some])).sum())
-    return right / len(asked)
+def _accuracy(setup: Setup, model: Any) -> float:
+    features = sorted(setup.encoded(setup.test), key=lambda feature: len(feature["input_ids"]))
+    num_correct = 0
+    for start in range(0, len(features), 64):
+        batch = features[start : start + 64]
+        labels = torch.tensor([feature["labels"] for feature in batch])
+        num_correct += int((their_logits(setup, model, batch).argmax(-1) == labels).sum())
+    return num_correct / len(features)
 
 
 @torch.inference_mode()
-def their_logits(shop: Shop, model: Any, some: Sequence[dict[str, Any]]) -> torch.Tensor:
-    given = shop.tokeniser.pad([{"input_ids": one["input_ids"]} for one in some], return_tensors="pt")
-    logits: torch.Tensor = model.eval()(**given.to(model.device)).logits
+def their_logits(setup: Setup, model: Any, features: Sequence[dict[str, Any]]) -> torch.Tensor:
+    inputs = setup.tokenizer.pad([{"input_ids": feature["input_ids"]} for feature in features], return_tensors="pt")
+    logits: torch.Tensor = model.eval()(**inputs.to(model.device)).logits
     return logits.float().cpu()
