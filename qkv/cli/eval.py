@@ -167,11 +167,11 @@ def eval_command(
 
 def _load_recipe(run: Path) -> Recipe:
     """Return the recipe that a run was trained with."""
-    from qkv.recipe import read_run_recipe
+    from qkv.recipe import RECIPE_FILE, read_run_recipe
 
     if not run.is_dir():
         raise InputError(f"{run}: no such folder; train a model first (qkv train RECIPE), or check the path")
-    return read_run_recipe(run / "recipe.yaml")
+    return read_run_recipe(run / RECIPE_FILE)
 
 
 def _reject_options(options: dict[str, Any], reason: str) -> None:
@@ -228,6 +228,7 @@ def _build_report(
     run: Path, recipe: FinetuneRecipe, options: EvalOptions, device: str | None
 ) -> tuple[Report, list[list[str]]]:
     """Return the report, and one row per example with its location, prediction and label."""
+    from qkv.recipe import RECIPE_FILE
     from qkv.reports.report import build_report, read_learning_curves
     from qkv.tasks.base import make_metrics, require_head
     from qkv.tasks.predictor import Predictor
@@ -263,7 +264,7 @@ def _build_report(
         run=str(run),
         data=data_name,
         learning_curves=read_learning_curves(run / "log.jsonl", primary_metric),
-        recipe=(run / "recipe.yaml").read_text(encoding="utf-8"),
+        recipe=(run / RECIPE_FILE).read_text(encoding="utf-8"),
         notes=tuple(format_skipped(examples.skipped) + _truncation_notes(predictions)),
     )
     return report, _prediction_rows(sentences, predictions, task)

@@ -21,6 +21,8 @@ from qkv.recipe.task_names import ALIASES
 from qkv.registry import load_plugins
 from qkv.renamed import renamed_recipe_key_message, renamed_value, renamed_value_message
 
+RECIPE_FILE = "recipe.yaml"  # the recipe in a run folder
+
 
 def read_run_recipe(path: str | Path) -> Recipe:
     """Read the recipe of a run folder, which may come from elsewhere: no module that it names is imported."""

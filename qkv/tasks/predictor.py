@@ -18,12 +18,11 @@ from qkv.checkpoints import ModelBundle, load
 from qkv.checkpoints.inputs import describe_input
 from qkv.errors import InputError
 from qkv.generation.config import GenerationConfig, validate
-from qkv.recipe import Recipe, read_run_recipe
+from qkv.recipe import RECIPE_FILE, Recipe, read_run_recipe
 from qkv.recipe.schema import FinetuneRecipe, Seq2SeqRecipe
 from qkv.tasks.base import TASKS, PredictionTask
 from qkv.tasks.predictions import TaskPrediction
 
-RECIPE_FILE = "recipe.yaml"
 _TASK_OF_HEAD = {
     "span": "question_answering",
     "choice": "multiple_choice",

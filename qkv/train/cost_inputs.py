@@ -10,9 +10,8 @@ from qkv import spec
 from qkv.checkpoints.hub import resolve
 from qkv.checkpoints.model_folder import read_spec
 from qkv.errors import InputError
-from qkv.recipe.parse import read_recipe, read_run_recipe
+from qkv.recipe.parse import RECIPE_FILE, read_recipe, read_run_recipe
 from qkv.recipe.schema import BaseRecipe
-from qkv.train.run_folder import RECIPE
 from qkv.train.workload import workload_class
 
 _DEFAULT_LENGTH = 32  # tokens of a sequence if there is no data to measure
@@ -53,9 +52,9 @@ def _from_folder(folder: Path, overrides: Sequence[str]) -> CostInputs:
     if overrides:
         raise InputError(f"{folder} is a trained model; key=value changes go with a recipe")
     model_spec = read_spec(folder)
-    if not (folder / RECIPE).is_file():
+    if not (folder / RECIPE_FILE).is_file():
         return with_default_lengths(model_spec, None)
-    recipe = read_run_recipe(folder / RECIPE)
+    recipe = read_run_recipe(folder / RECIPE_FILE)
     return workload_class(recipe).cost_inputs(recipe, folder, model_spec, None)
 
 

@@ -9,16 +9,14 @@ from typing import Any
 
 from qkv.checkpoints.model_folder import is_finished
 from qkv.errors import InputError
-from qkv.recipe.parse import read_run_recipe
+from qkv.recipe.parse import RECIPE_FILE, read_run_recipe
 from qkv.recipe.schema import Recipe
 from qkv.train.checkpoint import has_checkpoint
-
-RECIPE = "recipe.yaml"
 
 
 def check_same_recipe(folder: Path, recipe: Recipe) -> None:
     """Refuse a folder with a run of another recipe, before anything is written."""
-    path = folder / RECIPE
+    path = folder / RECIPE_FILE
     if not path.is_file() or not (has_checkpoint(folder) or is_finished(folder)):
         if folder.exists() and not folder.is_dir():
             raise InputError(f"{folder}: is a file; choose another output folder")

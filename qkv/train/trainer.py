@@ -20,7 +20,7 @@ from qkv.checkpoints.safetensors_io import average_checkpoints, load_tensors, sa
 from qkv.data.prefetch import prefetch_map
 from qkv.errors import InputError
 from qkv.files import atomic_write_text
-from qkv.recipe.parse import recipe_to_yaml
+from qkv.recipe.parse import RECIPE_FILE, recipe_to_yaml
 from qkv.recipe.schema import Recipe
 from qkv.train.callbacks import Callback, make_callbacks
 from qkv.train.checkpoint import (
@@ -41,7 +41,7 @@ from qkv.train.distributed.processes import (
 )
 from qkv.train.perf.lazy_adamw import LazyEmbeddingAdamW
 from qkv.train.perf.mfu import flops_per_token_of_batch, matmul_peak_flops, trained_fraction
-from qkv.train.run_folder import RECIPE, check_same_recipe, lock_run_folder
+from qkv.train.run_folder import check_same_recipe, lock_run_folder
 from qkv.train.run_log import LOG, LossMeter, Record, append_record, truncate_log
 from qkv.train.schedule import learning_rate_at, peak_learning_rate, resolve_steps
 from qkv.train.step import StepBatch, TrainStep
@@ -148,7 +148,7 @@ class Trainer:
 
     def save_run_files(self) -> None:
         """Write recipe, spec and tokenizers, and drop records that a killed run logged after its checkpoint."""
-        atomic_write_text(self.folder / RECIPE, recipe_to_yaml(self.workload.recipe))
+        atomic_write_text(self.folder / RECIPE_FILE, recipe_to_yaml(self.workload.recipe))
         atomic_write_text(self.folder / SPEC_FILE, spec.to_json(self.workload.spec))
         self.workload.save_assets(self.folder)
         truncate_log(self.folder / LOG, self.train_state.step)
