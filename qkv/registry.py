@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any, Generic, TypeVar, cast, overload
 
-from qkv.errors import InputError, did_you_mean
+from qkv.errors import InputError, check_names, did_you_mean, quote
 
 T = TypeVar("T")
 Registered = TypeVar("Registered")
@@ -61,7 +61,7 @@ class Registry(Generic[T]):
         """Return the entry of a name; an unknown name is refused with the nearest known one."""
         if name not in self._entries:
             if name not in self._locations:
-                raise InputError(f"there is no {self.kind} '{name}'; {did_you_mean(name, self.names())}")
+                raise InputError(f"there is no {self.kind} {quote(name)}; {did_you_mean(name, self.names())}")
             module, _, attribute = self._locations[name].partition(":")
             imported = importlib.import_module(module)
             self._entries[name] = cast("T", getattr(imported, attribute) if attribute else imported)
@@ -91,12 +91,13 @@ def load_plugins(modules: Sequence[str] = ()) -> None:
     Args:
         modules: names of modules, such as "my_metrics" or "my_package.objectives".
     """
+    modules = check_names(modules, "modules", "names of modules")
     _load_entry_points()
     directory = os.getcwd()
     if modules and not {"", directory} & set(sys.path):
         sys.path.insert(0, directory)
     for module in modules:
-        with _one_line_errors(f"module '{module}'"):
+        with _one_line_errors(f"module {quote(module)}"):
             importlib.import_module(module)
 
 
@@ -118,4 +119,5 @@ def _one_line_errors(subject: str) -> Iterator[None]:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         is_own_line = not frame.filename.startswith("<frozen") and frame.filename != __file__
         location = f" ({frame.filename}:{frame.lineno})" if is_own_line else ""
-        raise InputError(f"{subject} cannot be imported: {type(error).__name__}: {error}{location}") from error
+        reason = f"{type(error).__name__}: {str(error)[:200]}"
+        raise InputError(f"{subject} cannot be imported: {reason}{location}") from error
