@@ -9,15 +9,16 @@ from typing import Any
 
 from torch import Tensor
 
-from qkv import families, spec
-from qkv.checkpoints.safetensors_io import load_pickle, load_tensors, save_tensors
-from qkv.errors import InputError
+from qkv import families, files, spec
+from qkv.checkpoints.pickle_io import load_pickle
+from qkv.checkpoints.safetensors_io import load_tensors, save_tensors
+from qkv.errors import InputError, quote
 from qkv.families.hf.convert import ConvertedCheckpoint, convert_checkpoint, to_hf_checkpoint, to_hf_config
 from qkv.families.hf.format import HFConfig
 from qkv.files import atomic_write_text
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
-_WEIGHTS_FILES = (WEIGHTS_FILE, f"{WEIGHTS_FILE}.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+WEIGHTS_FILES = (WEIGHTS_FILE, f"{WEIGHTS_FILE}.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
 def is_checkpoint(folder: Path) -> bool:
@@ -29,7 +30,7 @@ def read_checkpoint(folder: Path, head: str | None = None, labels: Sequence[str]
     """Read a checkpoint folder with the head that its `architectures` entry names, or with another one."""
     config = read_json(folder / CONFIG_FILE)
     # an unknown family is reported before its weights are read
-    families.by_model_type(str(config.get("model_type")), str(folder / CONFIG_FILE))
+    families.by_model_type(config.get("model_type"), str(folder / CONFIG_FILE))
     return convert_checkpoint(config, read_weights(folder), str(folder), head, labels)
 
 
@@ -51,12 +52,7 @@ def _dump_json(config: HFConfig) -> str:
 
 def read_json(path: Path) -> HFConfig:
     """Read a JSON object from a file; any other content is refused by name."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}); is this a checkpoint folder?") from None
-    except (UnicodeDecodeError, json.JSONDecodeError):
-        raise InputError(f"{path}: not JSON; restore it from where the checkpoint came from") from None
+    content = files.read_json(path)
     if not isinstance(content, dict):
         raise InputError(f"{path}: holds no JSON object; restore it from where the checkpoint came from")
     return content
@@ -64,7 +60,7 @@ def read_json(path: Path) -> HFConfig:
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
     """Read all tensors of a checkpoint; safetensors files are memory-mapped."""
-    weights_path = next((folder / name for name in _WEIGHTS_FILES if (folder / name).is_file()), None)
+    weights_path = next((folder / name for name in WEIGHTS_FILES if (folder / name).is_file()), None)
     if weights_path is None:
         raise InputError(f"{folder}: has no weights ({WEIGHTS_FILE}, its shards, or pytorch_model.bin)")
     if weights_path.suffix != ".json":
@@ -77,7 +73,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         for name in names:
             if name not in shard_tensors:
                 raise InputError(
-                    f"{weights_path.parent / shard}: lacks '{name}', which {weights_path.name} places there"
+                    f"{weights_path.parent / shard}: lacks {quote(name)}, which {weights_path.name} places there"
                 )
         tensors |= shard_tensors
     return tensors
@@ -90,7 +86,7 @@ def _read_shard_index(index: Path) -> dict[str, list[str]]:
     shards: dict[str, list[str]] = {}
     for name, shard in weight_map.items():
         if Path(str(shard)).name != shard:
-            raise InputError(f"{index}: '{shard}' is not a file name in the same folder")
+            raise InputError(f"{index}: {quote(shard)} is not a file name in the same folder")
         shards.setdefault(shard, []).append(name)
     return shards
 

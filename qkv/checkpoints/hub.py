@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from qkv.errors import InputError
+from qkv.errors import InputError, quote
+from qkv.files import os_error
 
 # the files of a checkpoint; weights of other frameworks and images are not downloaded
 _ALLOW_PATTERNS = ["*.json", "*.safetensors", "pytorch_model*.bin", "*.txt", "*.model", "*.spm"]
@@ -16,14 +19,24 @@ _REPO_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 def resolve(name: str | Path) -> Path:
     """Return the folder of a path or of a name such as `google-bert/bert-base-uncased`; download it if necessary."""
     path = Path(name)
-    if path.is_dir():
-        return path
-    if path.exists():
-        raise InputError(f"{path}: is a file; give the model's folder")
-    hint = "train a model first (qkv train RECIPE), or check the path"
-    if not _REPO_ID.fullmatch(str(name)) or str(name).startswith("."):
-        raise InputError(f"{path}: no such folder; {hint}")
-    return _find_cached(str(name)) or _download(str(name), hint)
+    with path_errors(path):
+        if path.is_dir():
+            return path
+        if path.exists():
+            raise InputError(f"{path}: is a file; give the model's folder")
+        hint = "train a model first (qkv train RECIPE), or check the path"
+        if not _REPO_ID.fullmatch(str(name)) or str(name).startswith("."):
+            raise InputError(f"{quote(str(name), 200)[1:-1]}: no such folder; {hint}")
+        return _find_cached(str(name)) or _download(str(name), hint)
+
+
+@contextmanager
+def path_errors(folder: Path) -> Iterator[None]:
+    """Turn errors of the operating system, such as a folder that may not be read, into an InputError of one line."""
+    try:
+        yield
+    except OSError as error:
+        raise os_error(error.filename if isinstance(error.filename, str) else folder, error) from None
 
 
 def _find_cached(name: str) -> Path | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -55,7 +56,10 @@ def backbone_digest(model: AnyModel) -> str:
 
 def write_base_reference(folder: Path, base: str, base_digest: str) -> None:
     """Write the name of the base model and the digest of its backbone into a run folder."""
-    atomic_write_text(folder / BASE_REFERENCE, json.dumps({"base": base, "digest": base_digest}, indent=2) + "\n")
+    reference = {"base": base, "digest": base_digest}
+    if _exists(base):  # for commands that are run in another folder
+        reference["path"] = str(Path(base).absolute())
+    atomic_write_text(folder / BASE_REFERENCE, json.dumps(reference, indent=2) + "\n")
 
 
 def check_base_reference(folder: Path, base: str, base_digest: str) -> None:
@@ -65,11 +69,23 @@ def check_base_reference(folder: Path, base: str, base_digest: str) -> None:
 
 
 def read_base_reference(folder: Path) -> tuple[str, str]:
-    """Return the name of a run's base model and the digest of its backbone."""
+    """Return the name or path of a run's base model and the digest of its backbone."""
     reference = read_json(folder / BASE_REFERENCE)
     if not all(isinstance(reference.get(key), str) for key in ("base", "digest")):
         raise InputError(f"{folder / BASE_REFERENCE}: does not name a base and its digest; restore it, or train again")
+    path = reference.get("path")
+    is_same = isinstance(path, str) and Path(path).parts[-1:] == Path(reference["base"]).parts[-1:]  # base unchanged
+    if isinstance(path, str) and is_same and not _exists(reference["base"]) and _exists(path):
+        return path, reference["digest"]
     return reference["base"], reference["digest"]
+
+
+def _exists(path: str) -> bool:
+    """Return whether a name from a file is that of a file or folder; it may be no valid path at all."""
+    try:
+        return os.path.exists(path)
+    except ValueError:
+        return False
 
 
 def merge_bundle(bundle: ModelBundle) -> ModelBundle:

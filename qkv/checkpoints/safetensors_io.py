@@ -1,9 +1,8 @@
-"""Read and write tensors in safetensors files; read those in pickled checkpoints without executing code."""
+"""Read and write tensors in safetensors files."""
 
 from __future__ import annotations
 
 import os
-import pickle
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from qkv.errors import InputError
-from qkv.files import atomic_write
+from qkv.files import atomic_write, os_error
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
@@ -42,42 +41,22 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Read the tensors and metadata of a safetensors file; a missing or damaged one is refused by name."""
-    if not path.is_file():
+    try:
+        is_file = path.is_file()
+    except OSError as error:
+        raise os_error(path, error) from None
+    if not is_file:
         raise InputError(f"{path}: no such file; train a model there first, or check the path")
     try:
         with safe_open(str(path), framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError) as error:
+    except PermissionError as error:
+        raise os_error(path, error) from None
+    except Exception as error:  # besides its own error, that of a number format that torch does not have
         raise InputError(
-            f"{path}: damaged, or not a safetensors file ({str(error).splitlines()[0]}); "
+            f"{path}: damaged, or not a safetensors file ({str(error)[:200].splitlines()[0]}); "
             "restore it from a copy, or remove it and train again"
         ) from None
-
-
-def load_pickle(path: Path) -> dict[str, Tensor]:
-    """Read the tensors of a `.bin` file; one that holds anything but tensors is refused, since it could run code."""
-    try:
-        state_dict = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except RuntimeError:  # files from before torch 1.6 cannot be mapped
-        state_dict = _load_unmapped(path)
-    except (pickle.UnpicklingError, EOFError, OSError, ValueError) as error:
-        raise _load_error(path, error) from None
-    if not isinstance(state_dict, dict) or not all(isinstance(value, Tensor) for value in state_dict.values()):
-        raise InputError(f"{path}: holds more than named tensors; convert it to safetensors where it came from")
-    return state_dict
-
-
-def _load_unmapped(path: Path) -> object:
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, EOFError, OSError, ValueError, RuntimeError) as error:
-        raise _load_error(path, error) from None
-
-
-def _load_error(path: Path, error: Exception) -> InputError:
-    if isinstance(error, pickle.UnpicklingError):
-        return InputError(f"{path}: not loaded: a pickle that holds more than tensors can run code; use safetensors")
-    return InputError(f"{path}: damaged, or no torch file; restore it from where the checkpoint came from")
 
 
 def average_checkpoints(paths: list[Path]) -> dict[str, Tensor]:

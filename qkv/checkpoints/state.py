@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from qkv import spec
-from qkv.errors import InputError
+from qkv.errors import InputError, quote
 from qkv.nn import Decoder, Encoder, EncoderDecoder
 from qkv.nn.init import init_weights
 from qkv.nn.model import build_on_meta
@@ -16,6 +17,7 @@ from qkv.nn.model import build_on_meta
 AnyModel = Encoder | Decoder | EncoderDecoder
 
 _HEADS = ("head", "aux_head")
+_LAYER_NAME = re.compile(r"(encoder|decoder)\.(?:blocks|layers|cells)\.([0-9]+)\.")
 
 
 def unique_state_dict(model: nn.Module) -> dict[str, Tensor]:
@@ -33,6 +35,25 @@ def _canonical_names(model: nn.Module) -> dict[str, tuple[str, Tensor]]:
     canonical_by_id: dict[int, str] = {}
     tensors = model.state_dict(keep_vars=True)
     return {name: (canonical_by_id.setdefault(id(tensor), name), tensor) for name, tensor in tensors.items()}
+
+
+def check_layer_count(model_spec: spec.Model, names: Iterable[str], location: str) -> None:
+    """Refuse a spec with more layers than the checkpoint has tensors for, before any layer is built.
+
+    Args:
+        model_spec: the model to build.
+        names: the names of the checkpoint's tensors, under our names.
+        location: the file or folder in messages.
+    """
+    in_file = {match.groups() for match in map(_LAYER_NAME.match, names) if match is not None}
+    for side, stack in (("encoder", model_spec.encoder), ("decoder", model_spec.decoder)):
+        if stack is None:
+            continue
+        num_layers = stack.num_layers if isinstance(stack, spec.TransformerStack) else stack.layers
+        num_in_file = sum(name == side for name, _ in in_file)
+        if num_layers > num_in_file:
+            reason = f"lacks '{side}.blocks.{num_in_file}'" if num_in_file else f"has no layers of the {side}"
+            raise InputError(f"{location}: {reason}; this model has {num_layers} layers in its {side}")
 
 
 def load_state(
@@ -53,7 +74,9 @@ def load_state(
             raise InputError(f"{location}: lacks '{name}', which this model has; is it another model's checkpoint?")
     for name, tensor in tensors.items():
         if name not in expected:
-            raise InputError(f"{location}: holds '{name}', which this model lacks; is it another model's checkpoint?")
+            raise InputError(
+                f"{location}: holds {quote(name, 100)}, which this model lacks; is it another model's checkpoint?"
+            )
         if not tensor.is_floating_point():
             raise InputError(f"{location}: '{name}' holds {tensor.dtype}; qkv reads weights in floating point only")
         if tensor.shape != expected[name].shape:
@@ -83,6 +106,7 @@ def build_from_tensors(
     Returns:
         The model, the names of newly initialized parameters, and the names of unused tensors.
     """
+    check_layer_count(model_spec, tensors, location)
     model = build_on_meta(model_spec)
     canonical_names = _canonical_names(model)
     tensors = _drop_tied_copies(tensors, canonical_names, location)

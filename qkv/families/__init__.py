@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from types import ModuleType
 
-from qkv.errors import InputError, did_you_mean
+from qkv.errors import InputError, check_type, describe_value, did_you_mean, quote
+from qkv.foreign_names import family_hint
 from qkv.registry import Registry
 from qkv.tokenization.template import Template
 
@@ -38,20 +39,29 @@ def names() -> list[str]:
 
 def get_family(name: str) -> ModuleType:
     """Return a family by its name."""
+    check_type(name, str, "model.family", "the name of a family")
     if name not in FAMILIES:
-        raise InputError(f"model.family: no family '{name}'; {did_you_mean(name, names())}")
+        hint = family_hint(name)
+        if hint is not None:
+            raise InputError(f"model.family: '{name}' {hint}")
+        raise InputError(f"model.family: no family {quote(name)}; {did_you_mean(name[:60], names())}")
     return FAMILIES.get(name)
 
 
-def by_model_type(model_type: str, location: str) -> ModuleType:
+def by_model_type(model_type: object, location: str) -> ModuleType:
     """Return the family of a `model_type` in a Hugging Face config.json."""
+    if not isinstance(model_type, str):
+        raise InputError(f"{location}: model_type cannot be {describe_value(model_type)}; it names an architecture")
     name = _FAMILY_BY_MODEL_TYPE.get(model_type)
     if name is not None:
         return FAMILIES.get(name)
     registered = {family.HF_FORMAT.model_type: family for family in _registered() if hasattr(family, "HF_FORMAT")}
     if model_type not in registered:
-        hint = did_you_mean(model_type, [*_FAMILY_BY_MODEL_TYPE, *registered])
-        raise InputError(f"{location}: qkv has no family for model_type '{model_type}'; {hint}")
+        foreign = family_hint(model_type)
+        if foreign is not None:
+            raise InputError(f"{location}: model_type '{model_type}' {foreign}")
+        hint = did_you_mean(model_type[:60], [*_FAMILY_BY_MODEL_TYPE, *registered])
+        raise InputError(f"{location}: qkv has no family for model_type {quote(model_type)}; {hint}")
     return registered[model_type]
 
 

@@ -130,17 +130,17 @@ SUMMARY_VALUES = {
     "summary_activation": None,
     "summary_proj_to_labels": True,
 }
-_OPTIONAL_TOKEN_KEYS = ("bos_token_id", "eos_token_id")
+OPTIONAL_TOKEN_KEYS = ("bos_token_id", "eos_token_id")
 
 
 def from_hf_config(hf_config: HFConfig) -> HFConfig:
     """Replace a missing BOS or EOS token (null) by our -1."""
-    return hf_config | {key: -1 for key in _OPTIONAL_TOKEN_KEYS if key in hf_config and hf_config[key] is None}
+    return hf_config | {key: -1 for key in OPTIONAL_TOKEN_KEYS if key in hf_config and hf_config[key] is None}
 
 
 def to_hf_config(hf_config: HFConfig) -> HFConfig:
     """Invert `from_hf_config`."""
-    return hf_config | {key: None for key in _OPTIONAL_TOKEN_KEYS if hf_config[key] == -1}
+    return hf_config | {key: None for key in OPTIONAL_TOKEN_KEYS if hf_config[key] == -1}
 
 
 def layer_rules(hf_prefix: str = "transformer.h.{i}", qkv_prefix: str = "decoder.blocks.{i}") -> tuple[Rule, ...]:

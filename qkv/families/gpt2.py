@@ -15,6 +15,7 @@ from qkv.families.hf.rules import Rename
 from qkv.tokenization.template import Template
 
 PAPER = "Radford et al. 2019"
+END_OF_TEXT, END_OF_TEXT_ID = "<|endoftext|>", 50256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,25 +75,39 @@ def make_spec(
     config: Config,
     *,
     target_vocab_size: int = 50257,
-    bos_id: int = 50256,
-    eos_id: int = 50256,
+    bos_id: int | None = None,
+    eos_id: int | None = None,
     pad_id: int | None = None,
     head: str = "lm",
     labels: tuple[str, ...] = ("no", "yes"),
 ) -> s.Model:
-    """Return a decoder with one of its heads; `double_heads` has two (LM and choice), `backbone` has none."""
-    model = s.replace(backbone_spec(config, target_vocab_size), bos_id=bos_id, eos_id=eos_id, pad_id=pad_id)
+    """Return a decoder with one of its heads; `double_heads` has two (LM and choice), `backbone` has none.
+
+    `bos_id` and `eos_id` are by default <|endoftext|>, and -1 for a vocabulary that is too small to hold it.
+    """
+    default_id = END_OF_TEXT_ID if target_vocab_size > END_OF_TEXT_ID else -1
+    model = s.replace(
+        backbone_spec(config, target_vocab_size),
+        bos_id=default_id if bos_id is None else bos_id,
+        eos_id=default_id if eos_id is None else eos_id,
+        pad_id=pad_id,
+    )
     return gpt.with_head(model, make_heads(config, target_vocab_size, labels), head)
 
 
 def from_hf_config(hf_config: HFConfig) -> HFConfig:
-    """Fill in `classifier_dropout` as transformers does: from `hidden_dropout`."""
+    """Fill in `classifier_dropout` as transformers does, from `hidden_dropout`, and drop the ids that it made up.
+
+    transformers writes <|endoftext|> of the original vocabulary into the config of any smaller one.
+    """
     if hf_config.get("classifier_dropout") is None:
         hf_config = hf_config | {"classifier_dropout": hf_config.get("hidden_dropout")}
+    vocab_size = hf_config.get("vocab_size")
+    if isinstance(vocab_size, int) and vocab_size <= END_OF_TEXT_ID:
+        hf_config = hf_config | {key: -1 for key in gpt.OPTIONAL_TOKEN_KEYS if hf_config.get(key) == END_OF_TEXT_ID}
     return gpt.from_hf_config(hf_config)
 
 
-END_OF_TEXT = "<|endoftext|>"
 TOKENIZER_TEMPLATE = Template(
     kind="byte_bpe",
     # byte-level BPE has no unknown tokens, but Hugging Face files must name one

@@ -1,13 +1,14 @@
-"""Another head on a backbone whose family has no Hugging Face form, as a change of the spec."""
+"""Heads as changes of the spec: another head for families without a Hugging Face form, another pooling for all."""
 
 from __future__ import annotations
 
 from typing import Literal, cast
 
 from qkv import spec as s
-from qkv.errors import InputError, did_you_mean
+from qkv.errors import InputError, did_you_mean, quote
 
 HEAD_NAMES = ("seq2seq_lm", "sequence", "token", "span", "choice", "backbone")
+Pooling = Literal["first", "last", "mean", "attention"]
 _LM_HEADS = ("seq2seq_lm", "lm")
 _DECODER_HEADS = ("sequence", "span")  # BART's heads that read the decoder (Lewis et al. 2020, 3)
 
@@ -21,7 +22,7 @@ def with_head(model: s.Model, head: str, labels: tuple[str, ...]) -> s.Model:
     """
     known = (*HEAD_NAMES, "lm") if model.encoder is None else HEAD_NAMES
     if head not in known:
-        raise InputError(f"head: this family has no '{head}'; {did_you_mean(head, known)}")
+        raise InputError(f"head: this family has no {quote(head)}; {did_you_mean(head[:60], known)}")
     if head == "backbone":
         return s.replace(model, head=None, aux_head=None)
     if head in _LM_HEADS:
@@ -51,6 +52,35 @@ def with_head(model: s.Model, head: str, labels: tuple[str, ...]) -> s.Model:
     )
 
 
+def with_pooling(model: s.Model, pooling: Pooling) -> s.Model:
+    """Return a model's spec whose head pools the states of a sequence in another way.
+
+    A head with its own pooling stays as it is. Otherwise the pooled vector goes straight into the linear layer: a dense
+    layer between them belongs to the pooling that it was pretrained with.
+    """
+    head = model.head
+    if head is None or head.is_token_level:
+        kind = "no head" if head is None else f"a '{head.kind}' head, which reads every token"
+        raise InputError(f"finetune.pooling: this model has {kind}; leave it out")
+    if pooling_name(head) == pooling:
+        return model
+    pool: s.Attention | Literal["last", "mean"] | None = None
+    if pooling == "attention":
+        stack = model.encoder if model.decoder is None else model.decoder
+        num_heads = stack.block.self_attention.heads if isinstance(stack, s.TransformerStack) else 1
+        pool = s.Attention(query_dim=head.d_model, heads=num_heads, use_projections=False)
+    elif pooling != "first":
+        pool = pooling
+    labels = head.labels
+    new_head = s.classification_head(head.kind, head.d_model, labels, pool=pool, dropout=head.dropout)
+    return s.replace(model, head=s.replace(new_head, num_outputs=head.num_outputs, multi_label=head.multi_label))
+
+
+def pooling_name(head: s.Head) -> Pooling:
+    """Return how a head that reads whole sequences pools them."""
+    return "attention" if isinstance(head.pool, s.Attention) else head.pool or "first"
+
+
 def _reads_decoder(model: s.Model, head: str) -> bool:
     """Return whether a head reads the decoder, which then takes the source's tokens: both sides share one table."""
     return model.share_embeddings and isinstance(model.decoder, s.TransformerStack) and head in _DECODER_HEADS
@@ -72,7 +102,7 @@ def _learned_query(width: int) -> s.Attention:
     return s.Attention(query_dim=width, use_projections=False)
 
 
-def _recurrent_pool(model: s.Model) -> s.Attention | Literal["last"]:
+def _recurrent_pool(model: s.Model) -> s.Attention | Literal["last", "mean"]:
     """Return the decoder's attention, to be used with a learned query, or the last state if it has none."""
     if isinstance(model.decoder, s.RecurrentDecoder):
         return model.decoder.attention or "last"

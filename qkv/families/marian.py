@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from qkv import spec as s
-from qkv.errors import InputError
+from qkv.errors import InputError, quote
 from qkv.families import bart
 from qkv.families.hf.format import Architecture, ConfigKey, HFConfig, HFFormat, WhenSpec
 from qkv.families.hf.rules import Drop, Rename
@@ -78,7 +78,9 @@ def _from_hf_config(hf_config: HFConfig) -> HFConfig:
     pad_id = hf_config.get("pad_token_id", 58100)
     for key, supported in (("decoder_start_token_id", pad_id), ("bad_words_ids", [[pad_id]])):
         if hf_config.get(key) not in (None, supported):
-            raise InputError(f"config.json: {key} is {hf_config[key]!r}; qkv supports only the padding token, {pad_id}")
+            raise InputError(
+                f"config.json: {key} is {quote(hf_config[key])}; qkv supports only the padding token, {quote(pad_id)}"
+            )
     target_vocab_size = hf_config.get("decoder_vocab_size") or hf_config.get("vocab_size")
     return _check_embedding_sharing(hf_config | {"decoder_vocab_size": target_vocab_size})
 

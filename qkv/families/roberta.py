@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qkv import spec as s
-from qkv.errors import InputError
+from qkv.errors import InputError, quote
 from qkv.families import bert
 from qkv.families.hf.format import Architecture, ConfigKey, HFConfig, HFFormat
 from qkv.families.hf.rules import ExportDuplicate, Rename, Tie
@@ -63,7 +63,7 @@ def from_hf_config(hf_config: HFConfig) -> HFConfig:
     pad_id, num_rows = hf_config.get("pad_token_id", 1), hf_config.get("max_position_embeddings", 512)
     for key, value in (("pad_token_id", pad_id), ("max_position_embeddings", num_rows)):
         if type(value) is not int:
-            raise InputError(f"config.json: {key} cannot be {value!r}; RoBERTa's positions are counted from it")
+            raise InputError(f"config.json: {key} cannot be {quote(value)}; RoBERTa's positions are counted from it")
     return hf_config | {"pad_token_id": pad_id + 1, "max_position_embeddings": num_rows - pad_id - 1}
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qkv import spec as s
-from qkv.errors import InputError
+from qkv.errors import InputError, quote
 from qkv.families.hf.format import ACTIVATIONS, Architecture, ConfigKey, HFConfig, HFFormat
 from qkv.families.hf.rules import Drop, Rename, Rule, Tie
 
@@ -114,13 +114,12 @@ def from_hf_config(hf_config: HFConfig) -> HFConfig:
         sides = hf_config.get(key)
         if isinstance(sides, list) and len(sides) in (1, 2):
             if sides[0] != sides[-1]:
-                raise InputError(f"config.json: {key} is {sides}; qkv supports only square images and patches")
+                raise InputError(f"config.json: {key} is {quote(sides)}; qkv supports only square images and patches")
             hf_config[key] = sides[0]
     hidden_size, pooler_size = hf_config.get("hidden_size") or Config.d_model, hf_config.get("pooler_output_size")
     if pooler_size not in (None, hidden_size):
-        raise InputError(
-            f"config.json: pooler_output_size is {pooler_size}; qkv supports only hidden_size, {hidden_size}"
-        )
+        supported_value = f"qkv supports only hidden_size, {quote(hidden_size)}"
+        raise InputError(f"config.json: pooler_output_size is {quote(pooler_size)}; {supported_value}")
     return hf_config
 
 

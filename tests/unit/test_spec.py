@@ -39,7 +39,7 @@ def test_a_spec_is_hashable() -> None:
 
 
 def test_text_that_is_not_json_is_refused_with_its_line() -> None:
-    with pytest.raises(InputError, match=r"model\.json: not JSON \(line 2\)"):
+    with pytest.raises(InputError, match=r"model\.json, line 2, column 2: not JSON"):
         spec.from_json("{\n oops", "model.json")
 
 

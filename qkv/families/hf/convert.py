@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from qkv import families, spec
-from qkv.errors import InputError, did_you_mean
+from qkv.errors import InputError, did_you_mean, quote
 from qkv.families.hf.format import (
     HFConfig,
     HFFormat,
@@ -49,13 +49,15 @@ def convert_checkpoint(
         labels: the names of the head's outputs; None: those of the config.
     """
     location = f"{folder}/config.json"
-    family = families.by_model_type(str(config.get("model_type")), location)
+    family = families.by_model_type(config.get("model_type"), location)
     hf_format: HFFormat = family.HF_FORMAT
     head_name = head or _declared_head(hf_format, config, location)
-    output_labels = tuple(labels) if labels else labels_from_hf_config(config)
+    max_labels = max((tensor.shape[0] for tensor in hf_tensors.values() if tensor.dim()), default=0)
+    config_labels = labels_from_hf_config(config, max_labels)
+    output_labels = tuple(labels) if labels else config_labels
     config = hf_format.infer_from_weights(config, hf_tensors)
     model_spec = spec_from_hf_config(family, config, location, head_name, output_labels)
-    tensors = _canonical_keys(hf_format, hf_tensors, hf_format.rules(head_name, model_spec))
+    tensors = canonical_keys(hf_format, hf_tensors, hf_format.rules(head_name, model_spec))
     if (
         head is None
         and head_name == "pooler"
@@ -68,14 +70,16 @@ def convert_checkpoint(
     }
     unexpected_keys = tuple(key for key in tensors if key not in relevant)
     qkv_tensors = from_hf(model_rules, relevant, folder)
-    if head is not None and _needs_new_output_layer(hf_format, config, model_spec, head_name, output_labels):
+    if head is not None and _needs_new_output_layer(
+        hf_format, config, model_spec, head_name, len(output_labels) != len(config_labels)
+    ):
         unexpected_keys += tuple(key for key in relevant if _qkv_names(model_rules, key) & _OUTPUT_LAYER)
         qkv_tensors = {name: tensor for name, tensor in qkv_tensors.items() if not name.startswith("head.linear.")}
     return ConvertedCheckpoint(model_spec, qkv_tensors, unexpected_keys)
 
 
 def _needs_new_output_layer(
-    hf_format: HFFormat, config: HFConfig, model_spec: spec.Model, head: str, labels: Sequence[str]
+    hf_format: HFFormat, config: HFConfig, model_spec: spec.Model, head: str, labels_differ: bool
 ) -> bool:
     """Return whether the checkpoint's output layer was trained for other outputs than the requested ones."""
     if model_spec.head is None or model_spec.head.kind not in ("sequence", "token", "span", "choice"):
@@ -83,7 +87,7 @@ def _needs_new_output_layer(
     declared = hf_format.architectures.get(_declared_architectures(hf_format, config)[0])
     if declared is None or declared.head != head:
         return True
-    return bool(model_spec.head.labels) and len(labels) != len(labels_from_hf_config(config))
+    return bool(model_spec.head.labels) and labels_differ
 
 
 def _qkv_names(rules: Sequence[Rule], key: str) -> set[str]:
@@ -110,6 +114,15 @@ def to_hf_checkpoint(model: spec.Model, tensors: Mapping[str, Tensor]) -> tuple[
     return config, hf_tensors
 
 
+def has_hf_form(model: spec.Model) -> bool:
+    """Return whether a class of transformers computes what this model does."""
+    try:
+        to_hf_config(model)
+    except InputError:
+        return False
+    return True
+
+
 def to_hf_config(model: spec.Model) -> HFConfig:
     """Return a model's config.json."""
     return hf_config_from_spec(_require_hf_family(model), model)[0]
@@ -126,7 +139,8 @@ def _declared_head(hf_format: HFFormat, config: HFConfig, location: str) -> str:
     declared = _declared_architectures(hf_format, config)
     if len(declared) != 1 or declared[0] not in hf_format.architectures:
         raise InputError(
-            f"{location}: architectures is '{declared[0]}'; {did_you_mean(declared[0], hf_format.architectures)}"
+            f"{location}: architectures is {quote(declared[0])}; "
+            f"{did_you_mean(declared[0][:60], hf_format.architectures)}"
         )
     return hf_format.architectures[declared[0]].head
 
@@ -140,7 +154,7 @@ def _declared_architectures(hf_format: HFFormat, config: HFConfig) -> list[str]:
     return [str(name) for name in declared] if isinstance(declared, list) else [str(declared)]
 
 
-def _canonical_keys(
+def canonical_keys(
     hf_format: HFFormat, tensors: Mapping[str, Tensor], model_rules: Sequence[Rule]
 ) -> dict[str, Tensor]:
     """Return the tensors with their keys as the rules spell them: with the prefix, without legacy and tied names."""
@@ -152,7 +166,7 @@ def _canonical_keys(
         candidates = [current, hf_format.prefix + current]
         name = next((name for name in candidates if find_rule(rules, name)), key)
         if name in canonical:
-            raise InputError(f"the checkpoint holds '{name}' under two names; nothing was loaded")
+            raise InputError(f"the checkpoint holds {quote(name, 100)} under two names; nothing was loaded")
         canonical[name] = tensor
     for key in list(canonical):
         rule, placeholders = find_rule(rules, key) or (Drop(key), {})
@@ -170,7 +184,9 @@ def from_hf(rules: Sequence[Rule], tensors: Mapping[str, Tensor], location: str)
     for key, tensor in tensors.items():
         matched = find_rule(rules, key)
         if matched is None:
-            raise InputError(f"{location}: holds '{key}', which no rule of this family takes; nothing was loaded")
+            raise InputError(
+                f"{location}: holds {quote(key, 100)}, which no rule of this family takes; nothing was loaded"
+            )
         rule, placeholders = matched
         if isinstance(rule, Tie):
             _check_tie(tensors, key, rule.duplicate_of.format(**placeholders), location)
@@ -190,17 +206,19 @@ def _apply_rule(
     try:
         converted = rule.from_hf(tensor)
     except InputError as error:
-        raise InputError(f"{location}: '{key}': {error}") from None
+        raise InputError(f"{location}: {quote(key, 100)}: {error}") from None
     for name, converted_tensor in zip(rule.qkv_names, converted, strict=True):
         qkv_name = name.format(**placeholders)
         if qkv_name in qkv_tensors:
-            raise InputError(f"{location}: '{key}' is a second source for '{qkv_name}'; nothing was loaded")
+            raise InputError(f"{location}: {quote(key, 100)} is a second source for '{qkv_name}'; nothing was loaded")
         qkv_tensors[qkv_name] = converted_tensor
 
 
 def _check_tie(tensors: Mapping[str, Tensor], key: str, duplicate_of: str, location: str) -> None:
     if duplicate_of in tensors and not torch.equal(tensors[key], tensors[duplicate_of]):
-        raise InputError(f"{location}: '{key}' and '{duplicate_of}' are one tensor in this model, and differ here")
+        raise InputError(
+            f"{location}: {quote(key, 100)} and '{duplicate_of}' are one tensor in this model, and differ here"
+        )
 
 
 def to_hf(rules: Sequence[Rule], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from qkv import spec
-from qkv.errors import InputError, did_you_mean
+from qkv.errors import InputError, describe_value, did_you_mean, quote
+from qkv.families.heads import pooling_name
 from qkv.families.hf.rules import Rule
+from qkv.spec.check import check_model, check_value
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -120,32 +120,42 @@ def spec_from_hf_config(
     for key, value in hf_format.supported_values.items():
         if config.get(key, value) not in (value, None):
             raise InputError(
-                f"{location}: {key} is {config[key]!r}; qkv supports only {value!r} for {hf_format.model_type}"
+                f"{location}: {key} is {describe_value(config[key])}; "
+                f"qkv supports only {value!r} for {hf_format.model_type}"
             )
-    for key, is_unsupported in _UNSUPPORTED_KEYS.items():
-        if config.get(key) and is_unsupported(config[key]):
-            raise InputError(f"{location}: {key} is {config[key]!r}, which qkv does not support")
+    for key in _UNSUPPORTED_KEYS:
+        if config.get(key):
+            raise InputError(f"{location}: {key} is {describe_value(config[key])}, which qkv does not support")
     values: dict[str, Any] = {}
-    defaults = _defaults(family)
+    types = _field_types(family)
     for config_key in hf_format.config_keys:
         if config.get(config_key.hf_key) is not None:
-            values[config_key.config_field] = _to_qkv_value(config_key, config[config_key.hf_key], location)
-            _check_type(config_key, values[config_key.config_field], defaults[config_key.config_field], location)
-    return _apply_usage(_make_spec(family, values, head, labels), config)
+            name, value = config_key.config_field, _to_qkv_value(config_key, config[config_key.hf_key], location)
+            if name in types:
+                check_value(name, types[name], value, f"{location}: {config_key.hf_key}")
+            values[name] = value
+    try:
+        model_spec = _make_spec(family, values, head, labels)
+        check_model(model_spec)
+    except InputError as error:
+        raise InputError(f"{location}: {_in_hf_terms(str(error), hf_format)}") from None
+    return _apply_usage(model_spec, config)
 
 
 # keys of any family that change the computation and that no family here supports
-_UNSUPPORTED_KEYS: dict[str, Callable[[Any], bool]] = {
-    "quantization_config": lambda _: True,
-    "pruned_heads": lambda _: True,
-}
+_UNSUPPORTED_KEYS = ("quantization_config", "pruned_heads")
 
 
-def _defaults(family: ModuleType) -> dict[str, Any]:
-    spec_params = {
-        name: parameter.default for name, parameter in inspect.signature(family.make_spec).parameters.items()
-    }
-    return spec_params | {f.name: f.default for f in fields(family.Config)}
+def _field_types(family: ModuleType) -> dict[str, Any]:
+    """Return the types of a family's config fields and of the arguments of its `make_spec`."""
+    return get_type_hints(family.make_spec) | get_type_hints(family.Config)
+
+
+def _in_hf_terms(message: str, hf_format: HFFormat) -> str:
+    """Return an error message about the spec with the field of config.json in front that it begins with."""
+    path = message.split(":")[0].split(" ")[0]
+    hf_key = next((key.hf_key for key in hf_format.config_keys if key.spec_path == path), None)
+    return message if hf_key is None or hf_key == path else f"{hf_key}: {message}"
 
 
 def _make_spec(family: ModuleType, values: dict[str, Any], head: str, labels: tuple[str, ...]) -> spec.Model:
@@ -161,25 +171,9 @@ def _to_qkv_value(config_key: ConfigKey, value: Any, location: str) -> Any:
         return value
     hf_values = [str(name) for name in config_key.value_map]
     if not isinstance(value, str | int | bool) or value not in config_key.value_map:
-        raise InputError(f"{location}: {config_key.hf_key} '{value}' is unknown; {did_you_mean(str(value), hf_values)}")
+        hint = did_you_mean(str(value)[:60], hf_values)
+        raise InputError(f"{location}: {config_key.hf_key} {quote(value)} is unknown; {hint}")
     return config_key.value_map[value]
-
-
-def _check_type(config_key: ConfigKey, value: Any, default: Any, location: str) -> None:
-    if default is None or default is inspect.Parameter.empty:
-        return
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    is_valid = is_number if isinstance(default, float) else type(value) is type(default)
-    if is_valid and (isinstance(default, float) or config_key.config_field in _POSITIVE_FIELDS):
-        is_valid = value > 0 if config_key.config_field in _POSITIVE_FIELDS else value >= 0
-    if not is_valid:
-        raise InputError(f"{location}: {config_key.hf_key} cannot be {value!r}")
-
-
-_POSITIVE_FIELDS = (
-    *("d_model", "heads", "layers", "d_ff", "max_length", "source_vocab_size", "target_vocab_size"),
-    *("image_size", "patch_size", "num_channels"),
-)
 
 
 def hf_config_from_spec(family: ModuleType, model: spec.Model) -> tuple[HFConfig, str]:
@@ -199,6 +193,10 @@ def hf_config_from_spec(family: ModuleType, model: spec.Model) -> tuple[HFConfig
         if _make_spec(family, values, head, labels) == comparable:
             hf_config = hf_format.to_hf_config(config | dict(hf_format.supported_values))
             return _add_metadata(hf_config, hf_format, name, labels) | _usage_of(model), name
+    if model.head is not None and not model.head.is_token_level and pooling_name(model.head) in ("mean", "attention"):
+        reason = f"its head pools all tokens ({pooling_name(model.head)}), and transformers has no such"
+        remedy = "save it as 'qkv' (qkv import does), or train it with finetune.pooling=first"
+        raise InputError(f"{reason} {hf_format.model_type}; {remedy}")
     raise InputError(f"this model is not a plain {hf_format.model_type}; it cannot be saved in the Hugging Face format")
 
 
@@ -262,12 +260,25 @@ def _add_metadata(config: HFConfig, hf_format: HFFormat, architecture: str, labe
     return full_config
 
 
-def labels_from_hf_config(config: HFConfig) -> tuple[str, ...]:
-    """Return the labels of a classifier; two default names if the config has none."""
+_DEFAULT_LABELS = 2
+
+
+def labels_from_hf_config(config: HFConfig, max_labels: int) -> tuple[str, ...]:
+    """Return the labels of a classifier; two default names if the config has none.
+
+    Args:
+        config: the content of config.json.
+        max_labels: the most outputs that a tensor of the checkpoint has.
+    """
     id2label = config.get("id2label")
     if isinstance(id2label, dict) and id2label:
         if sorted(id2label, key=str) != sorted(map(str, range(len(id2label)))):
             raise InputError(f"config.json: id2label should number its labels 0 to {len(id2label) - 1}")
         return tuple(str(id2label[str(index)]) for index in range(len(id2label)))
-    num_labels = config.get("num_labels", config.get("_num_labels", 2))
-    return tuple(f"LABEL_{index}" for index in range(num_labels if isinstance(num_labels, int) else 2))
+    num_labels = config.get("num_labels", config.get("_num_labels"))
+    if num_labels is None:
+        return tuple(f"LABEL_{index}" for index in range(_DEFAULT_LABELS))
+    check_value("num_outputs", int, num_labels, "config.json: num_labels")
+    if num_labels > max(max_labels, _DEFAULT_LABELS):
+        raise InputError(f"config.json: num_labels is {num_labels}, and no tensor has more than {max_labels} rows")
+    return tuple(f"LABEL_{index}" for index in range(num_labels))

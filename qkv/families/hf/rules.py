@@ -62,7 +62,7 @@ class Split:
 
     def from_hf(self, hf_tensor: Tensor) -> Sequence[Tensor]:
         stacked = hf_tensor.t() if self.transposed and hf_tensor.dim() == 2 else hf_tensor
-        if stacked.shape[0] % len(self.qkv):
+        if stacked.dim() == 0 or stacked.shape[0] % len(self.qkv):
             raise InputError(f"{list(hf_tensor.shape)} does not divide into {len(self.qkv)}")
         return stacked.chunk(len(self.qkv))
 

@@ -1,4 +1,4 @@
-"""Model specifications: frozen dataclasses that describe a model completely, with JSON in and out. Imports no torch.
+"""Model specifications: frozen dataclasses that describe a model completely. Imports no torch.
 
 `qkv.nn.build(spec)` makes the module. A variant of a model is a field here, not a class, so that score function, mask,
 position scheme and placement of the norm can be combined freely.
@@ -6,20 +6,17 @@ position scheme and placement of the norm can be combined freely.
 
 from __future__ import annotations
 
-import json
-import types
-import typing
 from dataclasses import dataclass, field, fields, is_dataclass
 from dataclasses import replace as replace  # families derive their specs with it
 from typing import Any, Literal, TypeVar
 
-from qkv.errors import InputError, did_you_mean
-from qkv.renamed import renamed_spec_key, renamed_spec_type, renamed_value
+from qkv.errors import InputError, did_you_mean, quote
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
 Cell = Literal["lstm", "gru"]
 FeatureLayers = Literal["last", "concat_last_4", "scalar_mix"]
 HeadKind = Literal["lm", "sequence", "token", "span", "choice", "next_sentence", "pooler"]
+Modality = Literal["text", "image"]  # kinds of input
 ScoreName = Literal["scaled_dot", "dot", "bilinear", "additive", "mlp"]  # the built-in score functions
 
 
@@ -175,6 +172,21 @@ class Embedding:
     norm: Norm | None = None  # normalization of the sum
     dropout: float = 0.0  # dropout on the output
 
+    @property
+    def modality(self) -> Modality:
+        """Kind of input that the front end reads."""
+        return "text"
+
+    @property
+    def projection_dim(self) -> int:
+        """Width of the input of a linear projection per token; 0: tokens are looked up."""
+        return 0
+
+    @property
+    def fixed_length(self) -> int | None:
+        """Length of every sequence; None: texts differ in length."""
+        return None
+
 
 @dataclass(frozen=True, kw_only=True)
 class PatchEmbedding:
@@ -189,6 +201,21 @@ class PatchEmbedding:
     @property
     def max_length(self) -> int:
         return (self.image_size // self.patch_size) ** 2 + 1
+
+    @property
+    def modality(self) -> Modality:
+        """Kind of input that the front end reads."""
+        return "image"
+
+    @property
+    def projection_dim(self) -> int:
+        """Width of the input of a linear projection per patch: its pixels in all channels."""
+        return self.num_channels * self.patch_size**2
+
+    @property
+    def fixed_length(self) -> int | None:
+        """Length of every sequence: all images have the same patches."""
+        return self.max_length
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,9 +233,8 @@ class Head:
     num_concat_layers: int = 1  # number of layers whose hidden states are concatenated in the input
     bias: bool = False  # bias of the linear layer
     tie_embeddings: bool = False  # use the target's (else the source's) embedding matrix (Press & Wolf 2017)
-    pool: Attention | Literal["last"] | None = (
-        None  # attention with a learned query, or the last token; None: the first
-    )
+    # one vector per sequence: attention with a learned query, the last token, the mean of all; None: the first token
+    pool: Attention | Literal["last", "mean"] | None = None
     dense_activation: Activation | None = None  # activation of a dense layer before the linear one; None: no such layer
     norm: Norm | None = None  # normalization after the dense layer
     input_scale: float = 1.0  # factor on the input of the linear layer
@@ -238,7 +264,7 @@ def select_head(heads: dict[str, Head], name: str) -> Head | None:
     if name == "backbone":
         return None
     if name not in heads:
-        raise InputError(f"head: this family has no '{name}'; {did_you_mean(name, ['backbone', *heads])}")
+        raise InputError(f"head: this family has no {quote(name)}; {did_you_mean(name[:60], ['backbone', *heads])}")
     return heads[name]
 
 
@@ -275,20 +301,6 @@ class Model:
     lora: LoraConfig | None = None  # None: no LoRA weights
 
 
-_SPEC_CLASSES: tuple[type, ...] = (
-    LoraConfig,
-    Attention,
-    Block,
-    Embedding,
-    FeedForward,
-    Head,
-    Model,
-    Norm,
-    PatchEmbedding,
-)
-_SPEC_CLASSES += (RecurrentEncoder, RecurrentDecoder, RelativePositionBias, TransformerStack)
-_CLASS_BY_NAME: dict[str, type] = {cls.__name__: cls for cls in _SPEC_CLASSES}
-
 Spec = TypeVar("Spec")
 
 
@@ -318,75 +330,3 @@ def with_dropout(spec: Spec, dropout: float | None, attention_dropout: float | N
         changes["dropout"] = new_dropout
     copy: Spec = replace(instance, **changes)
     return copy
-
-
-def _to_dict(value: Any) -> Any:
-    if not is_dataclass(value):
-        return value
-    return {"type": type(value).__name__} | {f.name: _to_dict(getattr(value, f.name)) for f in fields(value)}
-
-
-def to_json(model: Model) -> str:
-    """Return the spec as JSON, in which every object names its type."""
-    return json.dumps(_to_dict(model), indent=2) + "\n"
-
-
-def from_json(text: str, location: str = "spec") -> Model:
-    """Return the model of a JSON text (the inverse of `to_json`); `location` names the file in messages."""
-    try:
-        raw = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise InputError(f"{location}: not JSON (line {error.lineno}): {error.msg}; is this a model folder?") from None
-    model = _from_dict(raw, location)
-    if not isinstance(model, Model):
-        raise InputError(f"{location}: holds a {type(model).__name__}, not a Model")
-    return model
-
-
-def _from_dict(raw: Any, location: str) -> Any:
-    if isinstance(raw, list):
-        return tuple(_from_dict(item, location) for item in raw)
-    if not isinstance(raw, dict):
-        return raw
-    name = raw.get("type")
-    if name not in _CLASS_BY_NAME:
-        _refuse_renamed(location, f"the type {name}", renamed_spec_type(str(name)))
-        raise InputError(f"{location}: unknown type '{name}'; {did_you_mean(str(name), _CLASS_BY_NAME)}")
-    cls, hints = _CLASS_BY_NAME[name], typing.get_type_hints(_CLASS_BY_NAME[name])
-    values = {}
-    for key, value in raw.items():
-        if key == "type":
-            continue
-        if key not in hints:
-            _refuse_renamed(location, f"{name}.{key}", renamed_spec_key(name, key))
-            raise InputError(f"{location}: {name} has no field '{key}'; {did_you_mean(key, hints)}")
-        values[key] = _from_dict(value, f"{location}: {key}")
-        if not _matches_type(values[key], hints[key]):
-            _refuse_renamed(location, f"{name}.{key} '{value}'", renamed_value(f"{name}.{key}", value))
-            raise InputError(f"{location}: {name}.{key} cannot be {value!r}")
-    try:
-        return cls(**values)
-    except TypeError as error:
-        raise InputError(f"{location}: {name}: {error}") from None
-
-
-def _refuse_renamed(location: str, old: str, new_name: str | None) -> None:
-    """Refuse a name of an earlier release with its new name; None: it has none."""
-    if new_name is not None:
-        advice = "an earlier release wrote this file; rename it there, or train the model again"
-        raise InputError(f"{location}: {old} is now '{new_name}'; {advice}")
-
-
-def _matches_type(value: Any, hint: Any) -> bool:
-    origin = typing.get_origin(hint)
-    if origin in (typing.Union, types.UnionType):
-        return any(_matches_type(value, option) for option in typing.get_args(hint))
-    if origin is Literal:
-        return value in typing.get_args(hint)
-    if origin is tuple:
-        return isinstance(value, tuple) and all(_matches_type(item, typing.get_args(hint)[0]) for item in value)
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, hint)

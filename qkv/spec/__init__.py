@@ -1,0 +1,61 @@
+"""What a model is, as data: specs (`model`), their validation (`check`) and their JSON form (`serialization`).
+
+Imports no torch.
+"""
+
+from qkv.spec.model import (
+    Activation,
+    Attention,
+    Block,
+    Cell,
+    Embedding,
+    FeatureLayers,
+    FeedForward,
+    Head,
+    HeadKind,
+    LoraConfig,
+    Modality,
+    Model,
+    Norm,
+    PatchEmbedding,
+    RecurrentDecoder,
+    RecurrentEncoder,
+    RelativePositionBias,
+    ScoreName,
+    TransformerStack,
+    classification_head,
+    input_embedding,
+    replace,
+    select_head,
+    with_dropout,
+)
+from qkv.spec.serialization import from_json, to_json
+
+__all__ = [
+    "Activation",
+    "Attention",
+    "Block",
+    "Cell",
+    "Embedding",
+    "FeatureLayers",
+    "FeedForward",
+    "Head",
+    "HeadKind",
+    "LoraConfig",
+    "Modality",
+    "Model",
+    "Norm",
+    "PatchEmbedding",
+    "RecurrentDecoder",
+    "RecurrentEncoder",
+    "RelativePositionBias",
+    "ScoreName",
+    "TransformerStack",
+    "classification_head",
+    "from_json",
+    "input_embedding",
+    "replace",
+    "select_head",
+    "to_json",
+    "with_dropout",
+]
