@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from qkv.errors import InputError
+from qkv.errors import InputError, quote
+from qkv.files import open_file
+from qkv.limits import limit, raise_hint
 
 if TYPE_CHECKING:  # Pillow is imported when the first image is read
     from PIL.Image import Image
@@ -42,7 +44,7 @@ def open_image(raw_image: ImageLike, name: str) -> Image:
             raw_image.load()  # Pillow opens files lazily: errors must occur here
             image = raw_image
         else:
-            with Image.open(raw_image) as file:
+            with _open_pillow(Path(raw_image), name) as file:
                 image = ImageOps.exif_transpose(file)
     if 0 in image.size:
         raise InputError(f"{name}: has no pixels")
@@ -52,12 +54,30 @@ def open_image(raw_image: ImageLike, name: str) -> Image:
 
 def verify_image(path: Path) -> None:
     """Refuse a file that `open_image` would refuse, without decoding more of it than necessary."""
-    from PIL import Image
-
-    with _wrap_pillow_errors(str(path)), Image.open(path) as file:
+    with _wrap_pillow_errors(str(path)), _open_pillow(path, str(path)) as file:
         file.draft("L", (1, 1))  # reads all bytes of a JPEG, but decodes it at an eighth of its size
         file.load()
     _check_bit_depth(file, str(path))
+
+
+@contextmanager
+def _open_pillow(path: Path, name: str) -> Iterator[Image]:
+    """Open an image file; its pixels are counted before any of them is decoded."""
+    from PIL import Image as pillow
+
+    max_pixels = limit("image_pixels")
+    if pillow.MAX_IMAGE_PIXELS is not None and max_pixels > pillow.MAX_IMAGE_PIXELS:
+        pillow.MAX_IMAGE_PIXELS = max_pixels  # the user raised our limit, so that Pillow's must not be lower
+    with open_file(path) as file:
+        try:
+            image = pillow.open(file)
+        except pillow.DecompressionBombError:
+            raise InputError(f"{name}: the image has too many pixels; {raise_hint('image_pixels')}") from None
+        with image:
+            if image.width * image.height > max_pixels:
+                size = f"{image.width:,} × {image.height:,} pixels"
+                raise InputError(f"{name}: the image has {size}; {raise_hint('image_pixels')}")
+            yield image
 
 
 def thumbnail_png(raw_image: ImageLike, max_side: int) -> bytes:
@@ -91,12 +111,15 @@ def _wrap_pillow_errors(name: str) -> Iterator[None]:
 
     try:
         yield
+    except (InputError, MemoryError):
+        raise
     except UnidentifiedImageError:
         raise InputError(f"{name}: not an image; give a JPEG, PNG or another file that Pillow reads") from None
     except Exception as error:  # a broken file can make Pillow's readers raise any exception
         if isinstance(error, OSError) and error.errno is not None:
             raise InputError(f"{name}: cannot be read ({error.strerror})") from None
-        raise InputError(f"{name}: a broken image ({' '.join(str(error).split())})") from None
+        reason = quote(" ".join(str(error).split()), 100)
+        raise InputError(f"{name}: a broken image ({reason[1:-1]})") from None
 
 
 def _to_uint8_array(array: AnyArray) -> npt.NDArray[np.uint8]:

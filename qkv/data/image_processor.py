@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,8 +14,9 @@ import torch
 from torch import Tensor
 
 from qkv.data.image_files import AnyArray, ImageLike, image_name, open_image
-from qkv.errors import InputError
-from qkv.files import atomic_write_bytes
+from qkv.errors import InputError, quote
+from qkv.files import atomic_write_bytes, parse_json, read_file
+from qkv.limits import limit, raise_hint
 
 if TYPE_CHECKING:  # Pillow is imported when the first image is read
     from PIL.Image import Image
@@ -43,6 +43,8 @@ _KNOWN_OPTIONS |= {
     "disable_grouping",
     "pad_size",
 }
+_MAX_NUMBER = 1e30  # of means, deviations and factors, so that single precision can hold them and their inverses
+_MAX_CHANNELS = 4
 _BYTE_MODES = ("L", "RGB", "RGBA")  # one byte per channel, so that the array has the displayed values
 
 
@@ -72,13 +74,8 @@ class ImageProcessor:
     @classmethod
     def load(cls, path: Path) -> ImageProcessor:
         """Load a preprocessor_config.json. Options that would change the pixels in an unsupported way are refused."""
-        try:
-            raw_config = path.read_bytes()
-            options = json.loads(raw_config)
-        except OSError as error:
-            raise InputError(f"{path}: cannot be read ({error.strerror})") from None
-        except ValueError:
-            raise InputError(f"{path}: not JSON; restore it from the original checkpoint") from None
+        raw_config = read_file(path)
+        options = parse_json(raw_config, str(path))
         if not isinstance(options, dict):
             raise InputError(f"{path}: not a JSON object; restore it from the original checkpoint")
         return cls(**_parse_hf_config(options, str(path)), raw_config=raw_config)
@@ -159,6 +156,7 @@ class ImageProcessor:
     def _resize_and_crop(self, image: Image) -> Image:
         if isinstance(self.size, int):
             longer = int(self.size * max(image.size) / min(image.size))
+            _check_pixels(self.size * longer, "the image", f"{image.width:,} × {image.height:,} pixels")
             size = (self.size, longer) if image.width <= image.height else (longer, self.size)
             image = image.resize(size, resample=self.resample)
         elif self.size is not None:
@@ -202,17 +200,18 @@ def _parse_hf_config(raw: dict[str, Any], location: str) -> dict[str, Any]:
     options = {key: value for key, value in raw.items() if value is not None}
     for key, value in options.items():
         if key not in _KNOWN_OPTIONS and value is not False:
-            raise InputError(f"{location}: {key} is {value!r}, an option that qkv does not support")
+            raise InputError(f"{location}: {quote(key)} is {quote(value)}, an option that qkv does not support")
     processor_types = [options[key] for key in ("image_processor_type", "feature_extractor_type") if key in options]
     for key, allowed in {"data_format": ("channels_first",), "resample": _RESAMPLE_FILTERS}.items():
-        if key in options and (isinstance(options[key], bool) or options[key] not in allowed):
+        # 2.0 and True are equal to whole numbers, but Pillow takes neither
+        if key in options and (type(options[key]) not in (str, int) or options[key] not in allowed):
             raise InputError(
-                f"{location}: {key} cannot be {options[key]!r}; it is one of {', '.join(map(str, allowed))}"
+                f"{location}: {key} cannot be {quote(options[key])}; it is one of {', '.join(map(str, allowed))}"
             )
     for processor_type in processor_types:
         if processor_type not in _PROCESSOR_TYPES:
             raise InputError(
-                f"{location}: the processor {processor_type} is not supported; qkv has {_PROCESSOR_TYPES[0]}"
+                f"{location}: the processor {quote(processor_type)} is not supported; qkv has {_PROCESSOR_TYPES[0]}"
             )
     fields = {
         "convert_rgb": _bool_option(options, "do_convert_rgb", False, location),
@@ -234,7 +233,7 @@ def _parse_hf_config(raw: dict[str, Any], location: str) -> dict[str, Any]:
     if _bool_option(options, "do_normalize", True, location):
         fields["mean"] = _parse_floats(options.get("image_mean", ImageProcessor.mean), "image_mean", location)
         fields["std"] = _parse_floats(options.get("image_std", ImageProcessor.std), "image_std", location)
-        if len(fields["mean"]) != len(fields["std"]) or 0 in fields["std"]:
+        if len(fields["mean"]) != len(fields["std"]) or any(abs(std) < 1 / _MAX_NUMBER for std in fields["std"]):
             raise InputError(f"{location}: image_std needs as many numbers as image_mean, none of them 0")
     return fields
 
@@ -242,17 +241,23 @@ def _parse_hf_config(raw: dict[str, Any], location: str) -> dict[str, Any]:
 def _bool_option(options: dict[str, Any], key: str, default: bool, location: str) -> bool:
     value = options.get(key, default)
     if not isinstance(value, bool):
-        raise InputError(f"{location}: {key} cannot be {value!r}; it is true or false")
+        raise InputError(f"{location}: {key} cannot be {quote(value)}; it is true or false")
     return value
 
 
 def _parse_size(options: dict[str, Any], location: str) -> tuple[int, int] | int:
     size = options.get("size", ImageProcessor.size)
     if isinstance(size, dict) and set(size) == {"shortest_edge"}:
-        return _check_side(size["shortest_edge"], "size", location)
+        return _check_shortest_edge(size["shortest_edge"], location)
     if not isinstance(size, int) or _bool_option(options, "default_to_square", True, location):
         return _parse_height_width(options, "size", ImageProcessor.size, location)
-    return _check_side(size, "size", location)
+    return _check_shortest_edge(size, location)
+
+
+def _check_shortest_edge(value: Any, location: str) -> int:
+    side = _check_side(value, "size", location)
+    _check_pixels(side * side, location, f"with size {quote(side, 20)}, an image")
+    return side
 
 
 def _parse_height_width(
@@ -263,20 +268,28 @@ def _parse_height_width(
     if isinstance(size, dict) and set(size) == {"height", "width"}:
         size = size["height"], size["width"]
     height, width = size if isinstance(size, tuple) else (size, size)
-    return _check_side(height, key, location), _check_side(width, key, location)
+    height, width = _check_side(height, key, location), _check_side(width, key, location)
+    _check_pixels(height * width, location, f"with {key} {quote(height, 20)} × {quote(width, 20)}, an image")
+    return height, width
 
 
 def _check_side(value: Any, key: str, location: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise InputError(
-            f"{location}: {key} cannot be {value!r}; give a number of pixels, height and width, or shortest_edge"
+            f"{location}: {key} cannot be {quote(value)}; give a number of pixels, height and width, or shortest_edge"
         )
     return value
 
 
+def _check_pixels(num_pixels: int, location: str, size: str) -> None:
+    if num_pixels > limit("resized_pixels"):
+        raise InputError(f"{location}: {size} would be resized to too many pixels; {raise_hint('resized_pixels')}")
+
+
 def _parse_floats(values: Any, key: str, location: str) -> tuple[float, ...]:
     items = list(values) if isinstance(values, list | tuple) else []
-    is_valid = all(isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v) for v in items)
-    if not items or not is_valid:
-        raise InputError(f"{location}: {key} cannot be {values!r}; give one number per channel")
+    # an integer can be too large to be compared after a conversion, and a NaN compares false
+    is_valid = all(isinstance(v, int | float) and not isinstance(v, bool) and abs(v) < _MAX_NUMBER for v in items)
+    if not items or not is_valid or len(items) > _MAX_CHANNELS:
+        raise InputError(f"{location}: {key} cannot be {quote(values)}; give one number per channel")
     return tuple(float(value) for value in items)

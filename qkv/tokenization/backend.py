@@ -14,6 +14,8 @@ from tokenizers import Encoding as HFEncoding
 from tokenizers import Tokenizer, decoders
 
 from qkv.errors import InputError
+from qkv.files import parse_json
+from qkv.tokenization.checks import call_library, call_quietly, check_tokenizer_json, probe
 
 # a text, or a text that is split into words already
 TextInput = str | Sequence[str]
@@ -80,7 +82,14 @@ class FastBackend:
 
     hf_class = "PreTrainedTokenizerFast"
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, num_ids: int = 0) -> None:
+        """Wrap a tokenizer of the library.
+
+        Args:
+            tokenizer: the tokenizer.
+            num_ids: its largest id plus one, if that may exceed the number of its tokens.
+        """
+        self._num_ids = num_ids
         # A file may define padding and truncation: they are written back with the file, but not applied here.
         self._truncation_and_padding = _truncation_and_padding(tokenizer)
         tokenizer.no_padding()
@@ -101,8 +110,19 @@ class FastBackend:
         return FastBackend.from_json, (self.to_json(),)
 
     @classmethod
-    def from_json(cls, text: str) -> FastBackend:
-        return cls(parse_tokenizer_json(text))
+    def from_json(cls, text: str, raw_json: Any = None, location: str = "tokenizer.json") -> FastBackend:
+        """Parse and check the content of a tokenizer.json.
+
+        Args:
+            text: the content.
+            raw_json: the content as a JSON value, if it was parsed already.
+            location: name of the file in messages.
+        """
+        raw_json = parse_json(text, location) if raw_json is None else raw_json
+        num_ids = check_tokenizer_json(raw_json, location)
+        tokenizer = parse_tokenizer_json(text, location)
+        probe(tokenizer.encode, location)
+        return cls(tokenizer, num_ids)
 
     def to_json(self) -> str:
         """Return the content of a tokenizer.json."""
@@ -113,17 +133,19 @@ class FastBackend:
 
     @property
     def vocab_size(self) -> int:
-        return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
+        return max(self._num_ids, int(self._tokenizer.get_vocab_size(with_added_tokens=True)))
 
     @property
     def special_tokens(self) -> list[str]:
         return list(self._special_tokens.values())
 
     def encode_ids(self, text: str) -> list[int]:
-        return list(self._variant(False, False).encode(text, add_special_tokens=False).ids)
+        encoding = call_library(self._variant(False, False).encode, text, add_special_tokens=False)
+        return list(encoding.ids)
 
     def encode_ids_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        encodings = self._variant(False, False).encode_batch_fast(list(texts), add_special_tokens=False)
+        encode_batch = self._variant(False, False).encode_batch_fast
+        encodings = call_library(encode_batch, list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
     def encode(
@@ -135,14 +157,14 @@ class FastBackend:
             value if value is None or isinstance(value, str) else list(value) for value in (text, pair)
         )
         options = {"is_pretokenized": pretokenized, "add_special_tokens": add_special_tokens}
-        return _to_encoding(tokenizer.encode(text_input, pair_input, **options))
+        return _to_encoding(call_library(tokenizer.encode, text_input, pair_input, **options))
 
     def encode_batch(self, inputs: Sequence[str | tuple[str, str]], *, parse_special_tokens: bool) -> list[Encoding]:
-        encodings = self._variant(parse_special_tokens, False).encode_batch(list(inputs))
+        encodings = call_library(self._variant(parse_special_tokens, False).encode_batch, list(inputs))
         return [_to_encoding(encoding) for encoding in encodings]
 
     def decode(self, ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+        return str(call_library(self._tokenizer.decode, list(ids), skip_special_tokens=True))
 
     def display_token(self, token_id: int) -> str:
         token = self.id_to_token(token_id)
@@ -152,7 +174,7 @@ class FastBackend:
             return token
         if isinstance(self._tokenizer.decoder, decoders.Metaspace):
             return token.replace("▁", " ")
-        text = str(self._tokenizer.decode([token_id], skip_special_tokens=False))
+        text = str(call_library(self._tokenizer.decode, [token_id], skip_special_tokens=False))
         # part of a character (byte-level BPE may split one) has no text of its own; its name is shown instead
         return text if text and "\ufffd" not in text else token
 
@@ -168,7 +190,8 @@ class FastBackend:
         tokens = [token for token in self.special_tokens if token != unk_token]
         # one at a time: a batch would start the library's threads, which make forking unsafe
         return any(
-            self.token_to_id(token) in self._tokenizer.encode(f"a {token} a", add_special_tokens=False).ids
+            self.token_to_id(token)
+            in call_library(self._tokenizer.encode, f"a {token} a", add_special_tokens=False).ids
             for token in tokens
         )
 
@@ -179,14 +202,12 @@ class FastBackend:
         return self._variants[key]
 
 
-def parse_tokenizer_json(text: str) -> Tokenizer:
-    """Parse the content of a tokenizer.json; a damaged one raises a ValueError of one line."""
+def parse_tokenizer_json(text: str, location: str) -> Tokenizer:
+    """Parse the content of a tokenizer.json."""
     try:
-        return Tokenizer.from_str(text)
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as problem:  # the library raises a bare Exception or a panic, which is not an Exception
-        raise ValueError(" ".join(str(problem).split())) from None
+        return call_quietly(Tokenizer.from_str, text)
+    except ValueError as problem:
+        raise InputError(f"{location}: damaged or not a tokenizer.json ({problem}); copy it again") from None
 
 
 def check_unicode(text: str, description: str) -> None:
@@ -217,7 +238,7 @@ def _make_variant(tokenizer: Tokenizer, *, parse_special_tokens: bool, pretokeni
     if pretokenized:
         _add_prefix_spaces(raw_json["pre_tokenizer"])
         _add_prefix_spaces(raw_json["post_processor"])
-    copy = Tokenizer.from_str(json.dumps(raw_json))
+    copy = parse_tokenizer_json(json.dumps(raw_json), "the tokenizer")
     copy.encode_special_tokens = not parse_special_tokens
     return copy
 

@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 
 from qkv.errors import InputError
-from qkv.files import atomic_write_bytes
+from qkv.files import atomic_write_bytes, read_file
 from qkv.tokenization import sentencepiece_pair
 from qkv.tokenization.backend import FastBackend
 from qkv.tokenization.load_vocab import (
@@ -37,7 +37,6 @@ from qkv.tokenization.tokenizer_config import (
     ROLE_TO_HF_KEY,
     SPECIAL_TOKENS_MAP_FILE,
     TokenizerConfig,
-    read_file,
     read_tokenizer_config,
 )
 

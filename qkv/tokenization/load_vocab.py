@@ -10,11 +10,14 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, models, normalizers, processors
 
-from qkv.errors import InputError
+from qkv.errors import InputError, quote
+from qkv.files import parse_json, read_file, read_text_file
+from qkv.limits import limit
 from qkv.tokenization import build, sentencepiece_proto
-from qkv.tokenization.backend import parse_tokenizer_json
+from qkv.tokenization.backend import FastBackend, parse_tokenizer_json
+from qkv.tokenization.checks import check_charsmap, check_ids, check_tokenizer_json, probe
 from qkv.tokenization.template import Template, find_special_ids, match_template, sentinel_tokens, template_roles
-from qkv.tokenization.tokenizer_config import CONFIG_FILE, TokenizerConfig, parse_vocab_json, read_file
+from qkv.tokenization.tokenizer_config import CONFIG_FILE, TokenizerConfig, parse_vocab_json
 
 TOKENIZER_JSON, VOCAB_TXT, VOCAB_JSON, MERGES_TXT, SPIECE_MODEL = (
     "tokenizer.json",
@@ -25,7 +28,7 @@ TOKENIZER_JSON, VOCAB_TXT, VOCAB_JSON, MERGES_TXT, SPIECE_MODEL = (
 )
 
 # a tokenizer, and the id of each role
-BuiltTokenizer = tuple[Tokenizer, dict[str, int]]
+BuiltTokenizer = tuple[FastBackend, dict[str, int]]
 
 _SENTINEL = re.compile(r"<extra_id_\d+>")
 _ADVICE = "save the tokenizer as tokenizer.json with transformers"
@@ -33,16 +36,16 @@ _ADVICE = "save the tokenizer as tokenizer.json with transformers"
 
 def from_tokenizer_json(config: TokenizerConfig, name: str = TOKENIZER_JSON) -> BuiltTokenizer:
     """Build the tokenizer of a tokenizer.json, with the options of tokenizer_config.json."""
-    path = config.folder / name
-    try:
-        raw_json = json.loads(read_file(path))
-        _apply_config_overrides(raw_json, config)
-        tokenizer = parse_tokenizer_json(json.dumps(raw_json))
-    except InputError:
-        raise
-    except ValueError as problem:
-        raise InputError(f"{path}: damaged or not a tokenizer.json ({problem}); copy it again") from None
-    return _add_special_tokens(tokenizer, config, config.special_tokens(_infer_template(tokenizer, config)), name)
+    location = str(config.folder / name)
+    text = read_text_file(location)
+    raw_json = parse_json(text, location)
+    num_ids = check_tokenizer_json(raw_json, location)
+    components = _component_settings(raw_json)
+    _apply_config_overrides(raw_json, config)
+    is_changed = _component_settings(raw_json) != components
+    tokenizer = parse_tokenizer_json(json.dumps(raw_json) if is_changed else text, location)
+    special_tokens = config.special_tokens(_infer_template(tokenizer, config))
+    return _add_special_tokens(tokenizer, config, special_tokens, name, num_ids)
 
 
 def from_vocab_txt(config: TokenizerConfig) -> BuiltTokenizer:
@@ -51,7 +54,7 @@ def from_vocab_txt(config: TokenizerConfig) -> BuiltTokenizer:
     vocabulary: dict[str, int] = {}
     for line_number, line in enumerate(_read_lines(path), 1):
         if line in vocabulary:
-            reason = f"line {line_number} repeats '{line}' of line {vocabulary[line] + 1}"
+            reason = f"line {line_number} repeats {quote(line)} of line {vocabulary[line] + 1}"
             raise InputError(f"{path}: {reason}, so ids would be ambiguous; copy it again")
         vocabulary[line] = line_number - 1
     template = _require_template(config, VOCAB_TXT, vocabulary, "wordpiece")
@@ -95,7 +98,8 @@ def from_vocab_merges(config: TokenizerConfig) -> BuiltTokenizer:
                 pair=f"{bos_token}:0 $A:0 {bos_token}:1 $B:1",
                 special_tokens=[(bos_token, vocabulary[bos_token])],
             )
-    return _add_special_tokens(tokenizer, config, special_tokens, VOCAB_JSON)
+    num_ids = check_ids(max(vocabulary.values()), str(path))
+    return _add_special_tokens(tokenizer, config, special_tokens, VOCAB_JSON, num_ids)
 
 
 def from_spiece(config: TokenizerConfig) -> BuiltTokenizer:
@@ -134,9 +138,13 @@ def from_spiece(config: TokenizerConfig) -> BuiltTokenizer:
 
 
 def _add_special_tokens(
-    tokenizer: Tokenizer, config: TokenizerConfig, special_tokens: Mapping[str, AddedToken], file: str
+    tokenizer: Tokenizer,
+    config: TokenizerConfig,
+    special_tokens: Mapping[str, AddedToken],
+    file: str,
+    num_ids: int = 0,
 ) -> BuiltTokenizer:
-    """Mark the special tokens as special, and append the tokens that the folder adds to its vocabulary."""
+    """Mark the special tokens as special, append the tokens that the folder adds, and try the result on a few texts."""
     known_tokens = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     for expected_id, token in config.added_tokens:
         if token.content in known_tokens:
@@ -145,7 +153,9 @@ def _add_special_tokens(
         known_tokens.add(token.content)
         if tokenizer.token_to_id(token.content) != expected_id:
             actual_id = tokenizer.token_to_id(token.content)
-            reason = f"the folder adds '{token.content}' with id {expected_id}, but the vocabulary gives it {actual_id}"
+            reason = (
+                f"the folder adds {quote(token.content)} with id {expected_id}, but the vocabulary gives it {actual_id}"
+            )
             raise InputError(f"{config.folder / file}: {reason}; the files do not belong together")
     named_tokens = [special_tokens[role] for role in special_tokens if config.is_named(role)]
     default_tokens = [token for token in special_tokens.values() if tokenizer.token_to_id(token.content) is not None]
@@ -154,7 +164,8 @@ def _add_special_tokens(
             tokenizer.add_tokens([token])
             known_tokens.add(token.content)
     role_tokens = {role: token.content for role, token in special_tokens.items()}
-    return tokenizer, find_special_ids(role_tokens, tokenizer.token_to_id)
+    probe(tokenizer.encode, str(config.folder / file))
+    return FastBackend(tokenizer, num_ids), find_special_ids(role_tokens, tokenizer.token_to_id)
 
 
 def _infer_template(tokenizer: Tokenizer, config: TokenizerConfig) -> Template | None:
@@ -181,7 +192,9 @@ def _require_template(config: TokenizerConfig, file: str, vocabulary: Mapping[st
     path, template = config.folder / file, config.template
     if config.unknown_class is not None or (template is not None and template.kind not in kinds):
         family_kind = template.kind if template is not None else None
-        description = f"a '{config.class_name}' tokenizer" if config.class_name else f"a family of kind '{family_kind}'"
+        description = (
+            f"a {quote(config.class_name)} tokenizer" if config.class_name else f"a family of kind '{family_kind}'"
+        )
         raise InputError(f"{path}: cannot be read for {description}; {_ADVICE}")
     if template is not None:
         return template
@@ -200,16 +213,15 @@ def _require_tokens(
     role_tokens = {role: special_tokens[role].content if role in special_tokens else f"({role})" for role in roles}
     for name in role_tokens.values():
         if name not in vocabulary:
-            raise InputError(f"{path}: has no '{name}'; copy it again, or name the special tokens in {CONFIG_FILE}")
+            raise InputError(
+                f"{path}: has no {quote(name)}; copy it again, or name the special tokens in {CONFIG_FILE}"
+            )
     return role_tokens
 
 
 def _read_lines(path: Path) -> list[str]:
     """Split a file at line feeds only: other line separators of Unicode are tokens in some vocabularies."""
-    try:
-        text = read_file(path).decode("utf-8")
-    except UnicodeDecodeError:
-        raise InputError(f"{path}: not UTF-8 text; copy it again") from None
+    text = read_text_file(path)
     lines = text.replace("\r\n", "\n").split("\n")
     return lines[:-1] if lines[-1] == "" else lines
 
@@ -221,11 +233,11 @@ def _read_merges(path: Path, vocabulary: Mapping[str, int]) -> list[tuple[str, s
             continue
         pair = line.split(" ")
         if len(pair) != 2:
-            raise InputError(f"{path}: line {line_number} is not two tokens, but '{line}'; copy it again")
+            raise InputError(f"{path}: line {line_number} is not two tokens, but {quote(line)}; copy it again")
         for token in (*pair, "".join(pair)):
             if token not in vocabulary:
                 raise InputError(
-                    f"{path}: line {line_number} names '{token}', which {VOCAB_JSON} lacks; copy both again"
+                    f"{path}: line {line_number} names {quote(token)}, which {VOCAB_JSON} lacks; copy both again"
                 )
         merges.append((pair[0], pair[1]))
     return merges
@@ -234,16 +246,23 @@ def _read_merges(path: Path, vocabulary: Mapping[str, int]) -> list[tuple[str, s
 def _num_sentinels(config: TokenizerConfig, template: Template) -> int:
     num_listed = sum(bool(_SENTINEL.fullmatch(token.content)) for token in config.additional_tokens)
     count = config.options.get("extra_ids", template.num_sentinels)
-    if type(count) is not int or count < 0:
-        raise InputError(f"{config.folder / CONFIG_FILE}: 'extra_ids' is {count!r}; make it a count")
+    if type(count) is not int or not 0 <= count < limit("vocabulary"):
+        raise InputError(f"{config.folder / CONFIG_FILE}: 'extra_ids' is {quote(count)}; make it a count")
     return num_listed or count
 
 
 def _make_normalizer(charsmap: bytes, path: Path) -> Any:
+    if charsmap:
+        check_charsmap(charsmap, str(path))
     try:
         return normalizers.Precompiled(charsmap) if charsmap else None
     except Exception:  # tokenizers raises the bare class
         raise InputError(f"{path}: its character map is damaged; copy it again") from None
+
+
+def _component_settings(raw_json: Any) -> str:
+    """Return the settings of a tokenizer.json that options can change, which are small compared with its vocabulary."""
+    return json.dumps([raw_json.get(name) for name in ("normalizer", "pre_tokenizer", "post_processor")])
 
 
 def _apply_config_overrides(raw_json: Any, config: TokenizerConfig) -> None:

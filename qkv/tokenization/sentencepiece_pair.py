@@ -11,8 +11,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from qkv.errors import InputError
+from qkv.errors import InputError, quote
 from qkv.tokenization.backend import Encoding, TextInput
+from qkv.tokenization.checks import call_quietly, check_charsmap, probe
 from qkv.tokenization.sentencepiece_proto import PieceSpan, parse_model, parse_spans
 from qkv.tokenization.tokenizer_config import parse_vocab_json
 
@@ -38,22 +39,20 @@ class SentencePieceBackend:
         self._spm = _load_sentencepiece(files[name], f"{location}{name}")
         vocab_file = TARGET_VOCAB_JSON if side == TARGET and TARGET_VOCAB_JSON in files else VOCAB_JSON
         self._piece_to_id = parse_vocab_json(files[vocab_file], f"{location}{vocab_file}")
+        self.vocab_size = max(self._piece_to_id.values()) + 1  # an id may have no piece
         self._id_to_piece = {token_id: piece for piece, token_id in self._piece_to_id.items()}
         for role in ("unk", "eos"):
             if role_tokens.get(role) not in self._piece_to_id:
-                token = role_tokens.get(role)
-                raise InputError(f"{location}{vocab_file}: has no '{token}'; it is not the vocabulary of this model")
+                token = quote(role_tokens.get(role))
+                raise InputError(f"{location}{vocab_file}: has no {token}; it is not the vocabulary of this model")
         self._unk_id, self._eos_id = self._piece_to_id[role_tokens["unk"]], self._piece_to_id[role_tokens["eos"]]
         self.special_tokens = [name for name in role_tokens.values() if name in self._piece_to_id]
         longest_first = sorted(self.special_tokens, key=len, reverse=True)
         self._special_pattern = re.compile("|".join(map(re.escape, longest_first)))
+        probe(self.encode_ids, f"{location}{name}", pairs=False)
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         return SentencePieceBackend, self._init_args
-
-    @property
-    def vocab_size(self) -> int:
-        return len(self._piece_to_id)
 
     def encode_ids(self, text: str) -> list[int]:
         language_code, rest = _split_language_code(text)
@@ -148,12 +147,14 @@ def _split_language_code(text: str) -> tuple[str, str]:
 
 
 def _load_sentencepiece(content: bytes, location: str) -> Any:
-    parse_model(content, location)  # its errors name the problem of the file, the library's do not
+    model = parse_model(content, location)  # its errors name the problem of the file, the library's do not
+    if model.charsmap:
+        check_charsmap(model.charsmap, location)
     try:
         import sentencepiece
     except ImportError:
         raise InputError(f"{location}: reading it needs sentencepiece; pip install 'qkv[sentencepiece]'") from None
     try:
-        return sentencepiece.SentencePieceProcessor(model_proto=content)
-    except RuntimeError:
+        return call_quietly(lambda: sentencepiece.SentencePieceProcessor(model_proto=content))
+    except ValueError:
         raise InputError(f"{location}: damaged or not a SentencePiece model; copy it again") from None

@@ -6,6 +6,7 @@ neither protobuf nor sentencepiece. Field numbers: sentencepiece_model.proto and
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -13,6 +14,7 @@ from typing import NamedTuple
 from qkv.errors import InputError
 
 UNIGRAM, BPE = 1, 2
+_MAX_VARINT_BITS = 70
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 
 
@@ -86,6 +88,8 @@ def _parse_piece(content: bytes) -> Piece:
             text = _require_bytes(value).decode()
         elif field_number == 2:
             score = struct.unpack("<f", _require_bytes(value))[0]
+            if not math.isfinite(score):
+                raise ValueError("not a score")
         elif field_number == 3:
             piece_type = _require_int(value)
     return Piece(text, score, piece_type)
@@ -112,7 +116,7 @@ def _iter_fields(content: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 def _read_varint(content: bytes, offset: int) -> tuple[int, int]:
     value = shift = 0
-    while offset < len(content):
+    while offset < len(content) and shift < _MAX_VARINT_BITS:
         byte = content[offset]
         value |= (byte & 0x7F) << shift
         shift += 7

@@ -17,9 +17,10 @@ from typing import Any
 
 from tokenizers import Tokenizer as HFTokenizer
 
-from qkv.errors import InputError
-from qkv.files import atomic_write_text
-from qkv.tokenization.backend import Encoding, FastBackend, TokenizerBackend, check_unicode, parse_tokenizer_json
+from qkv.errors import InputError, quote
+from qkv.files import atomic_write_text, parse_json, read_text_file
+from qkv.limits import limit, raise_hint
+from qkv.tokenization.backend import Encoding, FastBackend, TokenizerBackend, check_unicode
 from qkv.tokenization.sentencepiece_pair import SentencePieceBackend
 from qkv.tokenization.template import BOS, EOS, PAD, ROLES, SPECIAL_TOKENS, UNK, Template
 from qkv.tokenization.train_vocab import train_vocab
@@ -168,44 +169,67 @@ class Tokenizer:
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
         """Read a file that `save` wrote."""
+        location, text = str(path), read_text_file(path)
+        raw_json = parse_json(text, location)
+        if not isinstance(raw_json, dict) or "qkv" not in raw_json:
+            return cls._from_plain(FastBackend.from_json(text, raw_json, location), location)
         try:
-            text = Path(path).read_text(encoding="utf-8")
-        except OSError as problem:
-            raise InputError(f"{path}: cannot read the tokenizer ({problem.strerror}); check the path") from None
-        except UnicodeDecodeError:
-            raise InputError(f"{path}: not a tokenizer (not UTF-8 text); give a tokenizer.json") from None
-        try:
-            return cls._from_json(text)
-        except InputError as problem:
-            raise type(problem)(f"{path}: {problem}") from None
+            return cls._from_saved(raw_json, location)
+        except InputError:
+            raise
         except (ValueError, TypeError, KeyError, AttributeError, zlib.error) as problem:
-            raise InputError(f"{path}: damaged or not a tokenizer.json ({problem}); train or copy it again") from None
+            reason = f"damaged or not a tokenizer.json ({quote(str(problem), 100)})"
+            raise InputError(f"{location}: {reason}; train or copy it again") from None
 
     @classmethod
-    def _from_json(cls, text: str) -> Tokenizer:
-        raw_json = json.loads(text)
-        if not isinstance(raw_json, dict) or "qkv" not in raw_json:
-            return cls(parse_tokenizer_json(text))
+    def _from_plain(cls, backend: FastBackend, location: str) -> Tokenizer:
+        try:
+            return cls(backend)
+        except ForeignTokenizerError as problem:
+            raise ForeignTokenizerError(f"{location}: {problem}") from None
+
+    @classmethod
+    def _from_saved(cls, raw_json: dict[str, Any], location: str) -> Tokenizer:
+        """Return the tokenizer of a checkpoint that `save` wrote with its roles and files."""
         metadata = raw_json["qkv"]
         sentencepiece = metadata.get(_SENTENCEPIECE)
-        _check_roles([*metadata["roles"], *(sentencepiece["names"] if sentencepiece else ())])
-        files = {name: zlib.decompress(base64.b64decode(content)) for name, content in metadata["files"].items()}
+        _check_roles([*metadata["roles"], *(sentencepiece["names"] if sentencepiece else ())], location)
+        files = {name: _decompress(base64.b64decode(content)) for name, content in metadata["files"].items()}
         if sentencepiece:
-            backend: TokenizerBackend = SentencePieceBackend(files, sentencepiece["side"], sentencepiece["names"])
+            backend: TokenizerBackend = SentencePieceBackend(
+                files, sentencepiece["side"], sentencepiece["names"], f"{location}: "
+            )
         else:
-            backend = FastBackend.from_json(json.dumps(raw_json["tokenizer"]))
-        return cls(backend, {role: int(metadata["roles"][role]) for role in ROLES if role in metadata["roles"]}, files)
+            plain_json = raw_json["tokenizer"]
+            backend = FastBackend.from_json(json.dumps(plain_json), plain_json, location)
+        special_ids = {role: metadata["roles"][role] for role in ROLES if role in metadata["roles"]}
+        for role, token_id in special_ids.items():
+            if type(token_id) is not int or not 0 <= token_id < backend.vocab_size:
+                reason = f"the role '{role}' has the id {quote(token_id, 20)}"
+                raise InputError(f"{location}: {reason}, which is not one of its {backend.vocab_size:,} ids")
+        return cls(backend, special_ids, files)
 
 
 class ForeignTokenizerError(InputError):
     """A tokenizer.json that was not written by qkv: its special tokens have other names or ids."""
 
 
-def _check_roles(roles: Iterable[str]) -> None:
+def _decompress(content: bytes) -> bytes:
+    """Return the content of a compressed file; one that grows over the limit of a file is refused."""
+    decompressor = zlib.decompressobj()
+    result = decompressor.decompress(content, limit("config_bytes"))
+    if decompressor.unconsumed_tail:
+        raise ValueError(f"a file in it has too many bytes, {raise_hint('config_bytes')}")
+    if not decompressor.eof:
+        raise ValueError("a file in it is not complete")
+    return result
+
+
+def _check_roles(roles: Iterable[str], location: str) -> None:
     unknown = next((role for role in roles if role not in ROLES), None)
     if unknown is not None:
-        reason = f"special-token role '{unknown}' is unknown; the roles are {', '.join(ROLES)}"
-        raise InputError(f"{reason} (was it saved by an older qkv? train or import the tokenizer again)")
+        reason = f"special-token role {quote(unknown)} is unknown; the roles are {', '.join(ROLES)}"
+        raise InputError(f"{location}: {reason} (was it saved by an older qkv? train or import the tokenizer again)")
 
 
 def _native_special_ids(backend: TokenizerBackend) -> dict[str, int]:

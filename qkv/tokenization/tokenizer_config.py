@@ -6,7 +6,6 @@ special_tokens_map.json and added_tokens.json. Their precedence is that of trans
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -15,7 +14,9 @@ from typing import Any
 
 from tokenizers import AddedToken
 
-from qkv.errors import InputError
+from qkv.errors import InputError, quote
+from qkv.files import parse_json, read_file
+from qkv.tokenization.checks import check_ids
 from qkv.tokenization.template import Template
 
 CONFIG_FILE, SPECIAL_TOKENS_MAP_FILE, ADDED_TOKENS_FILE = (
@@ -72,7 +73,7 @@ class TokenizerConfig:
         value = self.options.get(name, default)
         if value is None or isinstance(value, bool):
             return value
-        raise InputError(f"{self.folder / CONFIG_FILE}: '{name}' is {value!r}; make it true or false")
+        raise InputError(f"{self.folder / CONFIG_FILE}: '{name}' is {quote(value)}; make it true or false")
 
     def special_tokens(self, template: Template | None) -> dict[str, AddedToken]:
         """Return the token of each role: the one that the files name, or else the template's."""
@@ -129,33 +130,20 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object; a missing file is an empty one."""
     if not path.is_file():
         return {}
-    try:
-        table = json.loads(read_file(path))
-    except ValueError:  # covers bad UTF-8 as well
-        raise InputError(f"{path}: damaged or not JSON; copy it again") from None
+    table = parse_json(read_file(path), str(path))
     if not isinstance(table, dict):
         raise InputError(f"{path}: not a JSON object; copy it again")
     return table
 
 
-def read_file(path: Path) -> bytes:
-    """Read a file; a failure is an InputError."""
-    try:
-        return path.read_bytes()
-    except OSError as problem:
-        raise InputError(f"{path}: cannot be read ({problem.strerror}); check the path") from None
-
-
 def parse_vocab_json(content: bytes, location: str) -> dict[str, int]:
     """Parse a vocab.json, which maps tokens to distinct ids."""
-    try:
-        table = json.loads(content)
-    except ValueError:  # covers bad UTF-8 as well
-        raise InputError(f"{location}: damaged or not JSON; copy it again") from None
+    table = parse_json(content, location)
     if not isinstance(table, dict) or not table or not all(type(token_id) is int for token_id in table.values()):
         raise InputError(f"{location}: not a table of tokens and their ids; is it a vocabulary?")
     if len(set(table.values())) < len(table) or min(table.values()) < 0:
         raise InputError(f"{location}: two tokens share an id, or one is below 0; copy it again")
+    check_ids(max(table.values()), location)
     return table
 
 
@@ -164,7 +152,7 @@ def parse_added_token(value: Any, location: Path, *, special: bool = True) -> Ad
     if isinstance(value, str):
         return AddedToken(value, special=special)
     if not isinstance(value, dict) or not isinstance(value.get("content"), str):
-        raise InputError(f"{location}: {value!r} is not a token; give its name, or an object with 'content'")
+        raise InputError(f"{location}: {quote(value)} is not a token; give its name, or an object with 'content'")
     flags = {name: bool(value[name]) for name in ("single_word", "lstrip", "rstrip", "normalized") if name in value}
     return AddedToken(value["content"], special=special, **flags)
 

@@ -212,18 +212,24 @@ class PackedDocuments:
 
 
 class ChunkBatches(ResumableBatches[ChunkBatch]):
-    """Infinite, resumable iterator over batches of chunks, of at most `max_tokens` tokens each.
+    """Infinite, resumable iterator over batches of at most `max_tokens` tokens and at most `max_examples` chunks.
 
     Chunks of similar length share a batch; `bucket_pool=1` mixes all lengths.
     """
 
     def __init__(
-        self, source: ChunkSource, max_tokens: int, seed: int, num_workers: int = 0, bucket_pool: int = BUCKET_POOL
+        self,
+        source: ChunkSource,
+        max_tokens: int | None,
+        seed: int,
+        num_workers: int = 0,
+        bucket_pool: int = BUCKET_POOL,
+        max_examples: int | None = None,
     ) -> None:
-        if source.max_length > max_tokens:
+        if max_tokens is not None and source.max_length > max_tokens:
             reason = f"a chunk can have {source.max_length} tokens, but a batch only {max_tokens}"
             raise InputError(f"{reason}; set train.batch_tokens to {source.max_length} or more, or use shorter chunks")
-        super().__init__(max_tokens, seed, num_workers, bucket_pool)
+        super().__init__(max_tokens, seed, num_workers, bucket_pool, max_examples)
         self._source = source
 
     def _lengths(self, epoch: int) -> tuple[Ints, Ints]:

@@ -7,6 +7,7 @@ accepted. Errors name the file and the line (the row for Parquet and datasets).
 from __future__ import annotations
 
 import gzip
+import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -17,7 +18,10 @@ from typing import Any, BinaryIO
 from qkv.data.compression import INSTALL_HINT, decompressed_lines
 from qkv.data.corpora.sentence_split import sentence_ends
 from qkv.data.formats.fields import parse_json_object, string_field
-from qkv.errors import InputError, did_you_mean
+from qkv.data.formats.io import decode_line
+from qkv.errors import InputError, did_you_mean, quote
+from qkv.files import open_file, os_error
+from qkv.limits import limit, raise_hint
 
 FORMATS = ("line_per_document", "blank_line_separated", "file_per_document", "jsonl", "parquet")
 DATASETS_PREFIX = "datasets:"
@@ -56,13 +60,6 @@ class CorpusFile:
     size: int
 
 
-def iter_documents(
-    paths: Iterable[str | Path], *, format: str | None = None, text_field: str = "text"
-) -> Iterator[Document]:
-    """Yield all documents of the paths in order; see `Corpus`."""
-    return iter(Corpus(paths, format=format, text_field=text_field))
-
-
 class Corpus:
     """The documents of files, folders and datasets; each iteration starts at the first one.
 
@@ -99,7 +96,8 @@ class Corpus:
     @property
     def bytes_read(self) -> int:
         """Number of (compressed) bytes that the current iteration has read."""
-        return self._bytes_done + (0 if self._file is None or self._file.closed else self._file.tell())
+        is_open = self._file is not None and not self._file.closed and self._file.seekable()
+        return self._bytes_done + (self._file.tell() if is_open and self._file is not None else 0)
 
     def manifest(self) -> dict[str, Any]:
         """Return the files and settings that determine the documents."""
@@ -122,10 +120,12 @@ class Corpus:
 
     def _read_blank_separated(self, file: CorpusFile) -> Iterator[Document]:
         lines: list[str] = []
-        first_line = 0
+        first_line = num_chars = 0
         for number, line in self._iter_lines(file):
             if line.strip():
                 first_line = first_line if lines else number
+                num_chars = num_chars + len(line) if lines else len(line)
+                _check_document(num_chars, f"{file.name}:{first_line}")
                 lines.append(line)
             elif lines:
                 yield Document("\n".join(lines), f"{file.name}:{first_line}", line_is_sentence=True)
@@ -134,7 +134,13 @@ class Corpus:
             yield Document("\n".join(lines), f"{file.name}:{first_line}", line_is_sentence=True)
 
     def _read_whole_file(self, file: CorpusFile) -> Iterator[Document]:
-        yield Document("\n".join(line for _, line in self._iter_lines(file)), f"{file.name}:1")
+        lines: list[str] = []
+        num_chars = 0
+        for _, line in self._iter_lines(file):
+            num_chars += len(line) + 1
+            _check_document(num_chars, file.name)
+            lines.append(line)
+        yield Document("\n".join(lines), f"{file.name}:1")
 
     def _read_jsonl(self, file: CorpusFile) -> Iterator[Document]:
         for number, line in self._iter_lines(file):
@@ -150,7 +156,7 @@ class Corpus:
             raise InputError(f"{file.name}: Parquet needs the package pyarrow: {INSTALL_HINT}") from None
         row = 0
         try:
-            with open(file.name, "rb") as self._file, parquet.ParquetFile(self._file) as parquet_file:
+            with open_file(file.name) as self._file, parquet.ParquetFile(self._file) as parquet_file:
                 names = parquet_file.schema_arrow.names
                 if self.text_field not in names:
                     hint = did_you_mean(self.text_field, names)
@@ -188,10 +194,10 @@ class Corpus:
         """Yield the number and the text of each line, without its line end."""
         number = 0
         try:
-            with open(file.name, "rb") as self._file:
+            with open_file(file.name) as self._file:
                 for number, raw in enumerate(decompressed_lines(self._file, file.name), 1):
                     line = raw.removeprefix(_BYTE_ORDER_MARK) if number == 1 else raw
-                    yield number, _decode_line(line.removesuffix(b"\n").removesuffix(b"\r"), file.name, number)
+                    yield number, decode_line(line.removesuffix(b"\n").removesuffix(b"\r"), f"{file.name}:{number}")
         except (gzip.BadGzipFile, EOFError, zlib.error):
             suffix = Path(file.name).suffix.lower()
             reason = f"the {suffix} file is broken or ends early here; copy it again"
@@ -210,7 +216,7 @@ def _find_files(path: str | Path, format: str | None) -> Iterator[CorpusFile]:
         yield CorpusFile(name, "topics", 0)
         return
     root = Path(path)
-    if not root.is_dir():
+    if not os.path.isdir(root):
         yield _make_corpus_file(root, format or _infer_format(root))
         return
     # without a format, all known suffixes are included, so that a .txt file leads to an error instead of being skipped
@@ -225,7 +231,7 @@ def _find_files(path: str | Path, format: str | None) -> Iterator[CorpusFile]:
 def _visible_files(root: Path) -> Iterator[Path]:
     for path in root.rglob("*"):
         is_hidden = any(name.startswith(".") for name in path.relative_to(root).parts)
-        if not is_hidden and path.is_file():
+        if not is_hidden and os.path.isfile(path):
             yield path
 
 
@@ -243,10 +249,8 @@ def _read_python_topics(file: CorpusFile) -> Iterator[Document]:
 def _make_corpus_file(path: Path, format: str) -> CorpusFile:
     try:
         return CorpusFile(str(path), format, path.stat().st_size)
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file; check the path") from None
-    except OSError as problem:
-        raise InputError(f"{path}: cannot read it ({problem.strerror}); give a readable file") from None
+    except (OSError, ValueError) as error:
+        raise os_error(path, error) from None
 
 
 def _possible_formats(path: Path) -> tuple[str, ...]:
@@ -261,20 +265,17 @@ def name_implies_format(name: str | Path) -> bool:
 
 def _infer_format(path: Path) -> str:
     formats = _possible_formats(path)
-    if len(formats) == 1 or not path.exists():
+    if len(formats) == 1 or not os.path.exists(path):
         return formats[0] if formats else FORMATS[0]
     options = f"{FORMATS[0]}, {FORMATS[1]} or {FORMATS[2]}"
     raise InputError(f"{path}: the file name does not determine the format; give the format: {options}")
 
 
-def _decode_line(raw: bytes, name: str, number: int) -> str:
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as problem:
-        reason = f"not UTF-8 at byte {problem.start + 1} of the line"
-        raise InputError(f"{name}:{number}: {reason}; save the file as UTF-8") from None
+def _check_document(num_chars: int, location: str) -> None:
+    if num_chars > limit("document_bytes"):
+        raise InputError(f"{location}: the document has too many bytes; {raise_hint('document_bytes')}")
 
 
 def _first_line(problem: BaseException) -> str:
     """Return the first line of an exception's message."""
-    return (str(problem).strip() or type(problem).__name__).splitlines()[0]
+    return quote((str(problem).strip() or type(problem).__name__).splitlines()[0], 100)[1:-1]

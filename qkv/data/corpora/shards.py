@@ -19,8 +19,9 @@ from safetensors.numpy import save as safetensors_bytes
 
 from qkv.data.corpora.corpus import Corpus, Document
 from qkv.data.corpora.tokenized_corpus import TokenBlock, TokenizedCorpus, concat, encode_blocks, tokenizer_fingerprint
-from qkv.errors import InputError
-from qkv.files import atomic_write_bytes, atomic_write_text
+from qkv.errors import InputError, quote
+from qkv.files import atomic_write_bytes, atomic_write_text, parse_json, read_text_file
+from qkv.limits import limit
 from qkv.tokenization.tokenizer import Tokenizer
 
 META = "meta.json"
@@ -151,15 +152,18 @@ def _read_meta(folder: Path) -> dict[str, Any] | None:
     path = folder / META
     if not path.is_file():
         return None
+    text = read_text_file(path, "data_json_bytes")
     try:
-        meta: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        version = meta["version"]
-    except OSError as problem:
-        raise InputError(f"{path}: cannot be read ({problem.strerror})") from None
-    except (ValueError, TypeError, KeyError):
-        raise InputError(f"{path}: damaged; remove {folder} and build it again") from None
+        meta: dict[str, Any] = parse_json(text, str(path))
+        version, shards = meta["version"], meta.get("shards", [])
+        is_valid = isinstance(shards, list) and all(isinstance(shard["fingerprint"], str) for shard in shards)
+        is_valid = is_valid and isinstance(meta["tokenizer_fingerprint"], str)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        is_valid, version = False, _VERSION
     if version != _VERSION:
-        raise InputError(f"{path}: has version {version}, but this qkv reads {_VERSION}; build the corpus again")
+        raise InputError(f"{path}: has version {quote(version)}, but this qkv reads {_VERSION}; build the corpus again")
+    if not is_valid:
+        raise InputError(f"{path}: damaged; remove {folder} and build it again")
     return meta
 
 
@@ -226,11 +230,11 @@ def _open_shard(path: Path) -> tuple[TokenBlock, dict[str, Any]]:
         size = path.stat().st_size
         with open(path, "rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            if length > size:
+            if length > min(size, limit("config_bytes")):
                 raise ValueError
-            header = json.loads(file.read(length))
+            header = parse_json(file.read(length), str(path))
         arrays = _map_tensors(path, header, 8 + length, size)
-        metadata = json.loads(header["__metadata__"][_METADATA_KEY])
+        metadata = parse_json(header["__metadata__"][_METADATA_KEY], str(path))
         block = TokenBlock(*arrays)
         ends = [array[-1] if len(array) else 0 for array in arrays[1:]]
         counts = [metadata["tokens"], metadata["documents"], metadata["sentences"]]
@@ -240,7 +244,7 @@ def _open_shard(path: Path) -> tuple[TokenBlock, dict[str, Any]]:
         raise InputError(f"{path}: is missing; restore it, or remove {path.parent} and build it again") from None
     except OSError as problem:
         raise InputError(f"{path}: cannot be read ({problem.strerror})") from None
-    except (ValueError, TypeError, KeyError, UnicodeDecodeError):
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError):
         raise InputError(f"{path}: damaged; remove {path.parent} and build it again") from None
     return block, metadata
 
@@ -253,5 +257,7 @@ def _map_tensors(path: Path, header: dict[str, Any], data_offset: int, size: int
     tensors = []
     for name in _TENSOR_NAMES:
         begin, end = header[name]["data_offsets"]
+        if not 0 <= begin <= end:
+            raise ValueError
         tensors.append(mapped[data_offset + begin : data_offset + end].view(_DTYPES[header[name]["dtype"]]))
     return tensors

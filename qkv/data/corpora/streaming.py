@@ -35,18 +35,19 @@ class StreamingBatches:
         tokenizer: Tokenizer,
         max_length: int,
         *,
-        max_tokens: int,
+        max_tokens: int | None,
         seed: int,
         make_source: Callable[[TokenizedCorpus], ChunkSource] | None = None,
         shuffle_window: int = SHUFFLE_WINDOW,
         num_workers: int = 0,
         bucket_pool: int = BUCKET_POOL,
+        max_examples: int | None = None,
     ) -> None:
         if isinstance(documents, Iterator):
             raise InputError(
                 "streaming iterates over the documents more than once; give a Corpus or a list, not an iterator"
             )
-        if max_length > max_tokens:
+        if max_tokens is not None and max_length > max_tokens:
             reason = f"a chunk can have {max_length} tokens, but a batch only {max_tokens}"
             raise InputError(f"{reason}; set train.batch_tokens to {max_length} or more, or use shorter chunks")
         if shuffle_window < 1:
@@ -54,7 +55,8 @@ class StreamingBatches:
         self._documents, self._encode = documents, make_block_encoder(tokenizer)
         self._make_source = make_source or partial(ChunkedDocuments, max_length=max_length)
         self._shuffle_window, self._num_workers = shuffle_window, num_workers
-        self._max_tokens, self._seed, self._bucket_pool = max_tokens, seed, bucket_pool
+        self._max_tokens, self._max_examples, self._seed = max_tokens, max_examples, seed
+        self._bucket_pool = bucket_pool
 
     def iterate_from(self, epoch: int, batch_index: int) -> Iterator[tuple[DataPosition, ChunkBatch]]:
         """Yield the batches from `batch_index` of window `epoch` on, each with the position after it."""
@@ -84,6 +86,7 @@ class StreamingBatches:
             lengths,
             lengths * 0,
             max_tokens=self._max_tokens,
+            max_examples=self._max_examples,
             seed=self._seed,
             epoch=window_number,
             bucket_pool=self._bucket_pool,
