@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qkv.cli.options import ModelName, OutputFolder, check_output_free, check_renamed, load_model
+from qkv.errors import InputError
+from qkv.files import read_json
 
 if TYPE_CHECKING:
     from qkv.checkpoints import ModelBundle
@@ -35,18 +37,36 @@ Labels = Annotated[
 ]
 
 
+Base = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODEL",
+        help="Base model of a PEFT adapter, if it is not the one that the adapter names.",
+        rich_help_panel=_MODEL,
+    ),
+]
+Adapter = Annotated[
+    bool,
+    typer.Option(
+        "--adapter", help="Write only the LoRA weights and the head, as a PEFT adapter.", rich_help_panel=_MODEL
+    ),
+]
+
+
 def import_checkpoint(
     model: ModelName,
     output: OutputFolder,
     head: Head = None,
     labels: Labels = None,
+    base: Base = None,
     merge_lora: MergeLora = False,
 ) -> None:
-    """Convert a Hugging Face checkpoint to the format of qkv.
+    """Convert a Hugging Face checkpoint or a PEFT adapter to the format of qkv.
 
     Examples:
         qkv import bert-base-uncased --output models/bert
         qkv import bert-base-uncased -o models/nli --head sequence --labels yes,no
+        qkv import adapters/nli -o models/nli --base models/bert --merge-lora
     """
     from qkv.checkpoints import load, save
     from qkv.checkpoints.lora import merge_bundle
@@ -54,28 +74,35 @@ def import_checkpoint(
     check_output_free(output)
     check_renamed("--head", head)
     names = None if labels is None else [name.strip() for name in labels.split(",")]
-    bundle = load(model, head=head, labels=names)
+    bundle = load(model, head=head, labels=names, base=base)
     if merge_lora:
         bundle = merge_bundle(bundle)
     save(bundle, output)
     _print_summary(bundle, output)
 
 
-def export_checkpoint(model: ModelName, output: OutputFolder, merge_lora: MergeLora = False) -> None:
-    """Convert a model to a Hugging Face checkpoint, which transformers can load.
+def export_checkpoint(
+    model: ModelName, output: OutputFolder, merge_lora: MergeLora = False, adapter: Adapter = False
+) -> None:
+    """Convert a model to a Hugging Face checkpoint, which transformers can load, or to a PEFT adapter.
 
-    Example:
+    Examples:
         qkv export runs/sentiment --output exported/sentiment
+        qkv export runs/sentiment --output adapters/sentiment --adapter
     """
     from qkv.checkpoints import save
     from qkv.checkpoints.lora import merge_bundle
 
+    if merge_lora and adapter:
+        raise InputError("--adapter and --merge-lora exclude each other: a merged model has no adapter")
     check_output_free(output)
     bundle = load_model(model, "cpu")
     if merge_lora:
         bundle = merge_bundle(bundle)
-    save(bundle, output, format="huggingface")
+    save(bundle, output, format="peft" if adapter else "huggingface")
     _print_summary(bundle, output)
+    if adapter:
+        print(f"base model: {read_json(output / 'adapter_config.json')['base_model_name_or_path']}")
 
 
 def _print_summary(bundle: ModelBundle, output: Path) -> None:

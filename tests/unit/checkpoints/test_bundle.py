@@ -95,13 +95,15 @@ def test_an_encoder_decoder_without_targets_gives_its_encoder_only() -> None:
     assert all(name.startswith("encoder.") for name in output.attentions[0])
 
 
-def test_targets_without_a_decoder_and_a_bare_text_are_refused(classifier: ModelBundle) -> None:
+def test_targets_without_a_decoder_are_refused(classifier: ModelBundle) -> None:
     with pytest.raises(InputError, match="targets: only a sequence-to-sequence model"):
         classifier(TEXTS, targets=TEXTS)
-    with pytest.raises(InputError, match="a list of inputs"):
-        classifier("the cat")
     with pytest.raises(InputError, match="one per input"):
         bundle_of("transformer")(["abc"], targets=[])
+
+
+def test_a_bare_text_is_a_list_of_one(classifier: ModelBundle) -> None:
+    assert classifier("the cat").tokens == classifier(["the cat"]).tokens
 
 
 def test_no_texts_give_empty_lists(classifier: ModelBundle) -> None:

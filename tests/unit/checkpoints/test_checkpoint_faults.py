@@ -103,7 +103,7 @@ def test_a_config_value_that_we_do_not_know(folder: Path) -> None:
 @pytest.mark.parametrize("key", ["hidden_size", "num_hidden_layers", "layer_norm_eps", "tie_word_embeddings"])
 def test_a_config_value_of_the_wrong_kind(folder: Path, key: str) -> None:
     change(folder, **{key: "many"})
-    must_refuse(folder, "config.json", "'many'")
+    must_refuse(folder, "config.json", key, "'many'")
 
 
 def test_a_width_that_the_heads_do_not_divide(folder: Path) -> None:
@@ -223,7 +223,6 @@ def test_a_tokeniser_larger_than_the_embedding(folder: Path) -> None:
         ("hidden_size", -4),
         ("hidden_size", 0),
         ("layer_norm_eps", -1.0),
-        ("layer_norm_eps", float("nan")),
     ],
 )
 def test_a_config_value_that_changes_the_mathematics_is_named(folder: Path, key: str, value: Any) -> None:
