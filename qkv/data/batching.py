@@ -1,4 +1,4 @@
-"""Batches of token ids without padding, limited by a number of tokens, in an order given by seed and epoch."""
+"""Batches of token ids without padding, limited by tokens or by examples, in an order given by seed and epoch."""
 
 from __future__ import annotations
 
@@ -142,12 +142,15 @@ def plan_epoch(
     source_lengths: Ints,
     target_lengths: Ints,
     *,
-    max_tokens: int,
+    max_tokens: int | None,
     seed: int,
     epoch: int,
     bucket_pool: int = BUCKET_POOL,
+    max_examples: int | None = None,
 ) -> list[Ints]:
-    """Return the indices of the pairs in each batch of one epoch: every pair once, at most `max_tokens` per batch.
+    """Return the indices of the pairs in each batch of one epoch, every pair once.
+
+    A batch has at most `max_tokens` tokens and at most `max_examples` pairs; None: any number.
 
     Pairs are shuffled, sorted by length within pools of at most `bucket_pool`, divided into batches, and the batches
     are shuffled. The plan depends on the arguments only. It uses raw bits, because numpy guarantees the stream of a bit
@@ -162,18 +165,18 @@ def plan_epoch(
     # at most a quarter of the pairs per pool: a single pool would give the same batches in every epoch
     bucket_ids = np.arange(len(token_counts)) // min(bucket_pool, -(-len(token_counts) // 4))
     order = shuffled[np.lexsort((targets[shuffled], sources[shuffled], bucket_ids))]
-    batches = _pack_batches(order, token_counts, max_tokens)
+    batches = _pack_batches(order, token_counts, max_tokens, max_examples)
     return [batches[index] for index in np.argsort(bit_generator.random_raw(len(batches)), kind="stable")]
 
 
-def _check_plan(token_counts: Ints, max_tokens: int, seed: int, bucket_pool: int) -> None:
+def _check_plan(token_counts: Ints, max_tokens: int | None, seed: int, bucket_pool: int) -> None:
     if not len(token_counts):
         raise InputError("no pairs to train on; give at least one")
     if seed < 0:
         raise InputError(f"the seed is {seed}; set seed to 0 or more")
     if bucket_pool < 1:
         raise InputError(f"bucket_pool is {bucket_pool}; use 1 or more")
-    if token_counts.max() > max_tokens:
+    if max_tokens is not None and token_counts.max() > max_tokens:
         max_pair_tokens = int(token_counts.max())
         number = int(token_counts.argmax()) + 1
         raise InputError(
@@ -188,13 +191,18 @@ def evaluation_batches(lengths: Ints, max_tokens: int) -> list[Ints]:
     return _pack_batches(np.argsort(lengths, kind="stable"), lengths, max_tokens)
 
 
-def _pack_batches(order: Ints, token_counts: Ints, max_tokens: int) -> list[Ints]:
-    """Fill batches in order, each up to the token limit but with at least one item."""
+def _pack_batches(
+    order: Ints, token_counts: Ints, max_tokens: int | None, max_examples: int | None = None
+) -> list[Ints]:
+    """Fill batches in order, each up to the limits of tokens and of items but with at least one item."""
     ends = np.cumsum(token_counts[order]).tolist()
+    max_tokens = ends[-1] if max_tokens is None and ends else max_tokens or 0
+    max_examples = max_examples or len(ends)
     batches: list[Ints] = []
     first, tokens_used = 0, 0
     while first < len(ends):
         last = max(first + 1, bisect.bisect_right(ends, tokens_used + max_tokens, lo=first))
+        last = min(last, first + max_examples)
         batches.append(order[first:last])
         first, tokens_used = last, ends[last - 1]
     return batches
@@ -203,8 +211,15 @@ def _pack_batches(order: Ints, token_counts: Ints, max_tokens: int) -> list[Ints
 class ResumableBatches(ABC, Generic[Item]):
     """Infinite, resumable iterator over training batches. Subclasses define how a batch is built."""
 
-    def __init__(self, max_tokens: int, seed: int, num_workers: int = 0, bucket_pool: int = BUCKET_POOL) -> None:
-        self._max_tokens = max_tokens
+    def __init__(
+        self,
+        max_tokens: int | None,
+        seed: int,
+        num_workers: int = 0,
+        bucket_pool: int = BUCKET_POOL,
+        max_examples: int | None = None,
+    ) -> None:
+        self._max_tokens, self._max_examples = max_tokens, max_examples
         self._seed = seed
         self._num_workers = num_workers
         self._bucket_pool = bucket_pool
@@ -231,7 +246,7 @@ class ResumableBatches(ABC, Generic[Item]):
             detail = f"this data has {self.batches_per_epoch(max(epoch, 0))} batches per epoch"
             raise InputError(
                 f"batch {batch_index} of epoch {epoch} does not exist ({detail}); "
-                "resume with the data, train.batch_tokens and seed of the checkpoint"
+                "resume with the data, batch size and seed of the checkpoint"
             )
         return prefetch_map(self._load_batch, self._planned_batches(epoch, batch_index), self._num_workers, "batches")
 
@@ -250,7 +265,12 @@ class ResumableBatches(ABC, Generic[Item]):
         if cached_plan is None or cached_plan[0] != epoch:
             lengths = self._lengths(epoch)
             plan = plan_epoch(
-                *lengths, max_tokens=self._max_tokens, seed=self._seed, epoch=epoch, bucket_pool=self._bucket_pool
+                *lengths,
+                max_tokens=self._max_tokens,
+                max_examples=self._max_examples,
+                seed=self._seed,
+                epoch=epoch,
+                bucket_pool=self._bucket_pool,
             )
             self._cached_plan = cached_plan = epoch, plan
         return cached_plan[1]
@@ -264,8 +284,15 @@ def next_position(epoch: int, batch_index: int, num_batches: int) -> DataPositio
 class PairBatches(ResumableBatches[PairBatch]):
     """Infinite, resumable iterator over batches of pairs."""
 
-    def __init__(self, pairs: EncodedPairs, max_tokens: int, seed: int, num_workers: int = 0) -> None:
-        super().__init__(max_tokens, seed, num_workers)
+    def __init__(
+        self,
+        pairs: EncodedPairs,
+        max_tokens: int | None,
+        seed: int,
+        num_workers: int = 0,
+        max_examples: int | None = None,
+    ) -> None:
+        super().__init__(max_tokens, seed, num_workers, max_examples=max_examples)
         self._pairs = pairs
 
     def _lengths(self, epoch: int) -> tuple[Ints, Ints]:  # noqa: ARG002  # the same in every epoch

@@ -19,7 +19,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from qkv.errors import InputError
+from qkv.errors import InputError, quote
 
 ExampleT = TypeVar("ExampleT", bound="Example")
 Label = str | float | tuple[str, ...] | None  # a class, a number (regression), any number of classes, or unlabeled
@@ -65,11 +65,22 @@ class Example(ABC):
 
 
 class Examples(list[ExampleT]):
-    """The examples of a file, and one line for each record that was skipped."""
+    """The examples of a file, with what its reader has to say about it."""
 
     def __init__(self, examples: Iterable[ExampleT] = (), skipped: Iterable[str] = ()) -> None:
         super().__init__(examples)
         self.skipped = list(skipped)
+        """One line for each record that was skipped."""
+        self.notes: list[str] = []
+        """Lines for the user, such as a delimiter that was detected."""
+        self.detected: dict[str, dict[str, str]] = {}
+        """Options of the reader that were detected, by file: delimiter, encoding."""
+
+    def derive(self, examples: Iterable[ExampleT] = ()) -> Examples[ExampleT]:
+        """Return other examples of the same file, such as a selection."""
+        derived = Examples(examples, self.skipped)
+        derived.notes, derived.detected = list(self.notes), dict(self.detected)
+        return derived
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +127,6 @@ class TextExample(Example):
         elif isinstance(self.label, str):
             yield self.label, ""
 
-    def span_text(self, span: Span) -> str:
-        """Return the characters of a span."""
-        return ((self.text_pair or "") if span.in_text_pair else self.text)[span.start : span.end]
-
     def split_key(self) -> str:
         """Return all fields except the location."""
         spans = ", ".join(
@@ -158,7 +165,7 @@ class TaggedExample(Example):
     def iter_classes(self) -> Iterator[tuple[str, str]]:
         """Yield the tag of each word."""
         tags = self.tags or ()
-        yield from ((tag, f" of '{word}'") for word, tag in zip(self.words, tags, strict=bool(tags)))
+        yield from ((tag, f" of {quote(word)}") for word, tag in zip(self.words, tags, strict=bool(tags)))
 
     def split_key(self) -> str:
         """Return all fields except the location."""

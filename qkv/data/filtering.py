@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from qkv.data.examples import Examples, ExampleT
 from qkv.errors import InputError, one_line
+
+if TYPE_CHECKING:
+    from qkv.data.examples import Examples, ExampleT
 
 _MAX_LISTED = 20  # reasons listed, one per line
 
 
 def filter_invalid(examples: Examples[ExampleT], check: Callable[[Sequence[ExampleT]], Any]) -> Examples[ExampleT]:
     """Return the examples that `check` accepts; the errors of the others are added to `skipped`."""
-    valid: Examples[ExampleT] = Examples(skipped=examples.skipped)
+    valid = examples.derive()
     _bisect_invalid(examples, check, valid)
     return valid
 

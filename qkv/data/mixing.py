@@ -37,11 +37,12 @@ class MixedBatches(ResumableBatches[PairBatch]):
         pairs: EncodedPairs,
         dataset_sizes: Sequence[int],
         rates: Sequence[float],
-        max_tokens: int,
+        max_tokens: int | None,
         seed: int,
         num_workers: int = 0,
+        max_examples: int | None = None,
     ) -> None:
-        super().__init__(max_tokens, seed, num_workers)
+        super().__init__(max_tokens, seed, num_workers, max_examples=max_examples)
         self._pairs, self._dataset_sizes = pairs, list(dataset_sizes)
         self._pairs_per_epoch = [max(1, round(rate * len(pairs))) for rate in rates]  # of each dataset
         self._cached_indices: tuple[int, Ints] | None = None  # of the epoch requested last

@@ -1,4 +1,4 @@
-"""Assignment of examples to splits by a hash of their content.
+"""Assignment of examples to splits by a hash of their content, or by their position.
 
 A key falls in the same split regardless of the other examples and of their order, so adding examples to a file never
 moves existing ones between train and test.
@@ -7,7 +7,7 @@ moves existing ones between train and test.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from qkv.data.examples import ExampleT
 from qkv.errors import InputError
@@ -45,6 +45,19 @@ def split_by_hash(
     splits: dict[str, list[ExampleT]] = {name: [] for name in [*fractions, TRAIN]}
     for example in examples:
         splits[assign_split(example.split_key(), fractions, salt)].append(example)
+    return splits
+
+
+def split_by_position(examples: Sequence[ExampleT], fractions: Mapping[str, float]) -> dict[str, list[ExampleT]]:
+    """Divide examples in their order: "train" first, then the splits of `fractions`, valid before test."""
+    _check_fractions(fractions)
+    order = [name for name in ("valid", "test") if name in fractions]
+    sizes = [round(fractions[name] * len(examples)) for name in order]
+    start = len(examples) - sum(sizes)
+    splits = {TRAIN: list(examples[:start])}
+    for name, size in zip(order, sizes, strict=True):
+        splits[name] = list(examples[start : start + size])
+        start += size
     return splits
 
 

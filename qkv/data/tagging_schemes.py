@@ -14,7 +14,7 @@ from functools import cache
 from itertools import chain
 
 from qkv.data.examples import Span, TaggedExample, TextExample
-from qkv.errors import InputError, did_you_mean
+from qkv.errors import InputError, did_you_mean, quote
 
 SCHEMES = ("BIO", "IOB1", "BIOES")
 OUTSIDE = "O"
@@ -50,12 +50,12 @@ def first_violation(tags: Sequence[str], scheme: str) -> Violation | None:
     previous = OUTSIDE
     for number, tag in enumerate(tags):
         if tag != OUTSIDE and (not _CHUNK_TAG.fullmatch(tag) or (scheme != "BIOES" and tag[0] in "ES")):
-            return number, f"tag '{tag}' is not {scheme}"
+            return number, f"tag {quote(tag)} is not {scheme}"
         if not _may_follow(previous, tag, scheme):
-            return number, f"tag '{tag}' after '{previous}' is not {scheme}"
+            return number, f"tag {quote(tag)} after {quote(previous)} is not {scheme}"
         previous = tag
     if scheme == "BIOES" and previous[0] in "BI":
-        return len(tags) - 1, f"tag '{previous}' at the end of a sentence is not BIOES"
+        return len(tags) - 1, f"tag {quote(previous)} at the end of a sentence is not BIOES"
     return None
 
 

@@ -1,6 +1,7 @@
 """Dataset formats: `read(format, path)` returns the examples of a file (`qkv.data.examples`, `qkv.data.pair`)."""
 
-from qkv.data.formats.loading import iter_examples, read, read_files, read_splits
+from qkv.data.formats.inference import infer_format
+from qkv.data.formats.loading import iter_examples, iter_examples_with_rows, read, read_files, read_splits
 from qkv.data.formats.registry import (
     FORMATS,
     DatasetFormat,
@@ -17,7 +18,9 @@ __all__ = [
     "DatasetFormat",
     "get_format",
     "has_splits",
+    "infer_format",
     "iter_examples",
+    "iter_examples_with_rows",
     "pair_format_name",
     "pair_formats",
     "read",

@@ -19,51 +19,61 @@ from qkv.data.formats.fields import (
     strings_field,
 )
 from qkv.data.formats.io import ErrorPolicy, json_records
-from qkv.data.formats.table import Row, read_rows
-from qkv.errors import InputError
+from qkv.data.formats.rows import Source
+from qkv.data.formats.table import read_rows, split_names
+from qkv.data.formats.text_table import Row
+from qkv.errors import InputError, quote
 
 _ENDING_COLUMNS = "ending0,ending1,ending2,ending3"
 
 
 def read_swag(path: Path, error_policy: ErrorPolicy) -> Iterator[MultipleChoiceExample]:
     """Read SWAG's CSV: a sentence, the beginning of the next one, and four endings; a test file has no labels."""
-    columns = {"context": "sent1", "text_pair": "sent2", "choices": _ENDING_COLUMNS, "answer": "label"}
+    columns: dict[str, Any] = {"context": "sent1", "text_pair": "sent2", "choices": _ENDING_COLUMNS, "answer": "label"}
     yield from read_table(path, error_policy, answer_optional=True, **columns)
 
 
 def read_table(
-    path: Path,
+    source: Source,
     error_policy: ErrorPolicy,
     *,
     context: str = "question",
     text_pair: str | None = None,
-    choices: str = "choices",
+    choices: Sequence[str] | str = "choices",
     answer: str | None = "answer",
     id: str | None = None,
     file_type: str | None = None,
+    header: bool = True,
+    delimiter: str | None = None,
+    encoding: str | None = None,
     answer_optional: bool = False,
 ) -> Iterator[MultipleChoiceExample]:
     """Read questions with choices from a table.
 
     Args:
-        path: the table.
+        source: the table.
         error_policy: handles bad records.
         context: column of the question or context.
         text_pair: column of a second text between the context and each choice.
-        choices: one JSON field with a list, or several columns, separated by commas.
+        choices: one field with a list (JSON, Parquet), or several columns, as a list or separated by commas.
         answer: column with the index of the correct choice, from 0; None reads no answers.
         id: column of the example's id.
         file_type: "csv", "tsv" or "jsonl", if the file name does not tell.
+        header: whether the first line has the names of the columns; without it they are "1", "2", ….
+        delimiter: character between the fields; None: detected.
+        encoding: encoding of the file; None: detected.
         answer_optional: accept a table without the column `answer`, as unlabeled examples.
     """
-    names = [name.strip() for name in choices.split(",")]
+    names = split_names(choices)
     required = [name for name in (context, text_pair, id) if name is not None] + names
     if answer and not answer_optional:
         required.append(answer)
-    for row in read_rows(path, error_policy, required=required, file_type=file_type):
+    options: dict[str, Any] = {"file_type": file_type, "header": header, "delimiter": delimiter, "encoding": encoding}
+    optional = [answer] if answer and answer_optional else []
+    for row in read_rows(source, error_policy, required=required, optional=optional, **options):
         with error_policy:
             if len(names) == 1:
-                choice_texts = strings_field(row.fields, choices, row.location)
+                choice_texts = strings_field(row.fields, names[0], row.location)
             else:
                 choice_texts = tuple(row.text(name) for name in names)
             has_label = answer is not None and (not answer_optional or answer in row.fields)
@@ -87,7 +97,7 @@ def _parse_answer(row: Row, name: str, choices: Sequence[str]) -> int:
     return index
 
 
-def read_arc(path: Path, error_policy: ErrorPolicy) -> Iterator[MultipleChoiceExample]:
+def read_arc(path: Source, error_policy: ErrorPolicy) -> Iterator[MultipleChoiceExample]:
     """Read ARC and CommonsenseQA as JSON lines, in any of three published forms.
 
     - official: {"question": {"stem", "choices": [{"label", "text"}, …]}, "answerKey": "B"};
@@ -127,5 +137,5 @@ def _answer_index(record: Mapping[str, Any], keys: Sequence[str], location: str)
         return None
     if key not in keys:
         problem = f"is not one of the labels {', '.join(keys)}" if keys else "is given, but there are no choices"
-        raise InputError(f"{location}: answerKey '{key}' {problem}; correct it")
+        raise InputError(f"{location}: answerKey {quote(key)} {problem}; correct it")
     return keys.index(key)

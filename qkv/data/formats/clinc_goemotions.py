@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from qkv.data.examples import Span, TextExample, check_span
 from qkv.data.formats.fields import int_field, object_field, objects_field, parse_count, string_field, strings_field
 from qkv.data.formats.io import ErrorPolicy, json_records, read_json, read_lines
-from qkv.data.formats.table import Row, read_rows
-from qkv.errors import InputError, did_you_mean
+from qkv.data.formats.table import read_rows
+from qkv.data.formats.text_table import Row
+from qkv.errors import InputError, did_you_mean, quote
 
 CLINC_SPLITS = {"train": "train", "dev": "val", "test": "test"}
 _LABELS_FILE = "labels.txt"
+_MAX_SPLITS_SHOWN = 20
 
 
 def read_clinc(path: Path, error_policy: ErrorPolicy, *, split: str = "train") -> Iterator[TextExample]:
@@ -23,7 +26,8 @@ def read_clinc(path: Path, error_policy: ErrorPolicy, *, split: str = "train") -
         raise InputError(f'{path}: not a CLINC file; write {{"train": [["text", "intent"], …], …}}')
     for split_key in (CLINC_SPLITS.get(name, name) for name in split.split("+")):
         if not isinstance(data.get(split_key), list):
-            raise InputError(f"{path}: no split '{split_key}'; {did_you_mean(split_key, data)}")
+            known = [quote(key)[1:-1] for key in islice(data, _MAX_SPLITS_SHOWN)]
+            raise InputError(f"{path}: no split '{split_key}'; {did_you_mean(split_key, known)}")
         for number, record in enumerate(data[split_key], 1):
             location = f"{path}: {split_key} {number}"
             with error_policy:
@@ -44,7 +48,7 @@ def read_goemotions(path: Path, error_policy: ErrorPolicy, *, names: str | None 
     if names is not None or label_file.is_file():
         lines = read_lines(Path(names) if names else label_file, ErrorPolicy())
         label_names = [line.strip() for _, line in lines if line.strip()]
-    for row in read_rows(path, error_policy, file_type="tsv", header=False):
+    for row in read_rows(path, error_policy, file_type="tsv", header=False, delimiter="tab", required="123"):
         with error_policy:
             if len(row.columns) != 3:
                 problem = f"{len(row.columns)} columns instead of text, labels and id"
@@ -57,7 +61,7 @@ def _parse_emotion(number: str, label_names: list[str] | None, location: str) ->
     index = parse_count(number)
     if not isinstance(index, int) or (label_names is not None and index >= len(label_names)):
         limit = "" if label_names is None else f" from 0 to {len(label_names) - 1}"
-        raise InputError(f"{location}: label '{number}' is not a number{limit}; correct it")
+        raise InputError(f"{location}: label {quote(number)} is not a number{limit}; correct it")
     return number if label_names is None else label_names[index]
 
 
@@ -85,5 +89,5 @@ def _parse_slot(label: Mapping[str, Any], text: str, location: str) -> Span:
     name, span = string_field(label, "slot", location), object_field(label, "valueSpan", location)
     start = int_field(span, "startIndex", location) if "startIndex" in span else 0  # the files omit a zero
     end = int_field(span, "endIndex", location)
-    check_span(start, end, text, location, f"span of '{name}'")
+    check_span(start, end, text, location, f"span of {quote(name)}")
     return Span(start, end, name)

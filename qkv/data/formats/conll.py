@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 from qkv.data.examples import TaggedExample
-from qkv.data.formats.fields import strings_field
+from qkv.data.formats.fields import require_field, strings_field
 from qkv.data.formats.io import ErrorPolicy, decode_line, json_records, read_blocks
+from qkv.data.formats.rows import Source
 from qkv.data.tagging_schemes import SCHEMES, bio_from_iob1, detect_scheme, first_violation
-from qkv.errors import InputError, did_you_mean
+from qkv.errors import InputError, did_you_mean, quote
 
 _DOCSTART = b"-DOCSTART-"
 _COLUMNS = {1: ("word",), 2: ("word", "tag"), 3: ("word", "pos", "tag"), 4: ("word", "pos", "chunk", "ner")}
@@ -37,7 +39,12 @@ class _Sentence:
 
 
 def read(
-    path: Path, error_policy: ErrorPolicy, *, tag: str | None = None, scheme: str | None = _INFER
+    path: Path,
+    error_policy: ErrorPolicy,
+    *,
+    tag: str | int | None = None,
+    scheme: str | None = _INFER,
+    encoding: str | None = None,
 ) -> Iterator[TaggedExample]:
     """Read sentences with the tags of one column.
 
@@ -45,26 +52,28 @@ def read(
     column. `scheme` is BIO, IOB1 or BIOES, or "none" or None for tags that are not chunks; by default it is inferred
     from the tags.
     """
-    yield from _to_examples(list(_read_sentences(path, error_policy, tag)), error_policy, scheme)
+    tag_column = None if tag is None else str(tag)
+    sentences = list(_read_sentences(path, error_policy, tag_column, encoding))
+    yield from _to_examples(sentences, error_policy, scheme)
 
 
 def read_jsonl(
-    path: Path,
+    path: Source,
     error_policy: ErrorPolicy,
     *,
     words: str = "words",
     tags: str | None = "tags",
     scheme: str | None = _INFER,
 ) -> Iterator[TaggedExample]:
-    """Read JSON lines with a list of words and a list of tags; `scheme` has the values it has in `read`."""
+    """Read records with a list of words and a list of tags; `scheme` has the values it has in `read`."""
     yield from _to_examples(list(_read_jsonl_sentences(path, error_policy, words, tags)), error_policy, scheme)
 
 
-def _read_jsonl_sentences(path: Path, error_policy: ErrorPolicy, words: str, tags: str | None) -> Iterator[_Sentence]:
+def _read_jsonl_sentences(path: Source, error_policy: ErrorPolicy, words: str, tags: str | None) -> Iterator[_Sentence]:
     for location, record in json_records(path, error_policy, f'{{"{words}": ["…", …], "{tags}": ["…", …]}}'):
         with error_policy:
             word_list = strings_field(record, words, location)
-            tag_list = None if tags is None else strings_field(record, tags, location)
+            tag_list = None if tags is None else _tags_field(record, tags, location)
             if not word_list or not all(word.strip() for word in word_list):
                 raise InputError(f"{location}: '{words}' is empty or contains an empty word; repair the record")
             if tag_list is not None and len(tag_list) != len(word_list):
@@ -72,12 +81,21 @@ def _read_jsonl_sentences(path: Path, error_policy: ErrorPolicy, words: str, tag
             yield _Sentence(word_list, tag_list, (location,) * len(word_list))
 
 
+def _tags_field(record: Mapping[str, Any], name: str, location: str) -> tuple[str, ...]:
+    """Return a list of tags; those that are indices of classes without names become texts."""
+    values = require_field(record, name, location)
+    if isinstance(values, list):
+        are_indices = all(isinstance(value, int) and not isinstance(value, bool) for value in values)
+        record = {name: [str(value) for value in values]} if are_indices else record
+    return strings_field(record, name, location)
+
+
 def _to_examples(sentences: list[_Sentence], error_policy: ErrorPolicy, scheme: str | None) -> Iterator[TaggedExample]:
     scheme_name: str | None = (scheme or _NO_SCHEME).upper()
     if scheme == _INFER:
         scheme_name = detect_scheme(candidate.tags for candidate in sentences if candidate.tags is not None)
     if scheme_name is not None and scheme_name not in (*SCHEMES, _NO_SCHEME):
-        raise InputError(f"tag scheme '{scheme}' is unknown; {did_you_mean(scheme_name, (*SCHEMES, _NO_SCHEME))}")
+        raise InputError(f"tag scheme {quote(scheme)} is unknown; {did_you_mean(scheme_name, (*SCHEMES, _NO_SCHEME))}")
     for sentence in sentences:
         with error_policy:
             tags = sentence.tags
@@ -95,8 +113,10 @@ def _check_and_convert_tags(tags: tuple[str, ...], scheme: str, locations: Seque
     return bio_from_iob1(tags) if scheme == "IOB1" else tags
 
 
-def _read_sentences(path: Path, error_policy: ErrorPolicy, tag: str | None) -> Iterator[_Sentence]:
-    all_blocks = read_blocks(path)
+def _read_sentences(
+    path: Path, error_policy: ErrorPolicy, tag: str | None, encoding: str | None
+) -> Iterator[_Sentence]:
+    all_blocks = read_blocks(path, error_policy, encoding=encoding, detect=True)
     first = list(islice(all_blocks, _SNIFFED_SENTENCES))  # the file may be a pipe, which cannot be read twice
     num_columns = _detect_num_columns(first)
     for block in chain(first, all_blocks):
@@ -137,7 +157,7 @@ def _tag_column_index(tag: str | None, num_columns: int, location: str) -> int |
     if tag.isdecimal() and 1 <= int(tag) <= num_columns:
         return int(tag) - 1
     known = ", ".join([*names, f"1 to {num_columns}"])
-    raise InputError(f"{location}: no column '{tag}'; the columns are: {known}")
+    raise InputError(f"{location}: no column {quote(tag)}; the columns are: {known}")
 
 
 def join_words(words: Sequence[str], no_space_before: Sequence[bool] = ()) -> tuple[str, tuple[int, ...]]:
@@ -197,7 +217,9 @@ def _parse_conllu_row(line: str, location: str) -> list[str]:
             f"{location}: {len(columns)} columns where CoNLL-U has {len(CONLLU_COLUMNS)}, separated by tabs"
         )
     if not _ID.fullmatch(columns[0]):
-        raise InputError(f"{location}: id '{columns[0]}' is not a word (1), range (1-2) or empty node (1.1) of CoNLL-U")
+        raise InputError(
+            f"{location}: id {quote(columns[0])} is not a word (1), range (1-2) or empty node (1.1) of CoNLL-U"
+        )
     if not columns[1].strip():
         raise InputError(f"{location}: the word is empty; fill in the second column")
     return columns

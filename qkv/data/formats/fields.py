@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
-from qkv.errors import InputError, did_you_mean
+from qkv.errors import InputError, describe_value, did_you_mean, quote
+from qkv.json_reader import parse_json
 
+_MAX_FIELDS_SHOWN = 20
 _MAX_DIGITS = 10  # of a count; Python refuses to parse numbers with thousands of digits
 
 
@@ -41,7 +43,7 @@ def int_field(record: Mapping[str, Any], name: str, location: str) -> int:
     """Return a field that is an integer."""
     value = require_field(record, name, location)
     if not isinstance(value, int) or isinstance(value, bool):
-        raise InputError(f"{location}: field '{name}' is {value!r}, not an integer; correct it")
+        raise InputError(f"{location}: field '{name}' is {describe_value(value)}, not an integer; correct it")
     return value
 
 
@@ -54,27 +56,28 @@ def id_field(record: Mapping[str, Any], name: str, location: str) -> str:
     """Return an id, a string or an integer, as text; "" if the field is missing."""
     value = record.get(name, "")
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise InputError(f"{location}: field '{name}' is {value!r}, neither a string nor an integer; correct it")
+        raise InputError(
+            f"{location}: field '{name}' is {describe_value(value)}, neither a string nor an integer; correct it"
+        )
     return str(value)
 
 
 def require_field(record: Mapping[str, Any], name: str, location: str) -> Any:
     """Return a field of any type; a missing one is refused."""
     if name not in record:
-        raise InputError(
-            f"{location}: no field '{name}'; {did_you_mean(name, record) if record else 'the object is empty'}"
-        )
+        raise InputError(f"{location}: no field '{name}'; {_field_hint(name, record)}")
     return record[name]
 
 
-def parse_json_object(line: str, location: str, expected: str) -> dict[str, object]:
+def _field_hint(name: str, record: Mapping[str, object]) -> str:
+    """Return the nearest field, or the first fields, of a record; their names may be long and many."""
+    names = [quote(str(field))[1:-1] for field in islice(record, _MAX_FIELDS_SHOWN)]
+    return did_you_mean(name, names) if names else "the object is empty"
+
+
+def parse_json_object(line: str, location: str, expected: str) -> dict[str, Any]:
     """Parse one line of a JSON lines file; `expected` shows a correct line in messages."""
-    try:
-        record = json.loads(line)
-    except json.JSONDecodeError as problem:
-        raise InputError(f"{location}: not JSON ({problem.msg} at column {problem.colno}); repair the line") from None
-    except (ValueError, RecursionError):  # a number with thousands of digits, or thousands of brackets
-        raise InputError(f"{location}: JSON too long or too deep to read; repair the line") from None
+    record = parse_json(line, f"{location}: the record", allow_nan=True)
     if not isinstance(record, dict):
         raise InputError(f"{location}: not a JSON object; write {expected}")
     return record
@@ -83,8 +86,7 @@ def parse_json_object(line: str, location: str, expected: str) -> dict[str, obje
 def string_field(record: Mapping[str, object], name: str, location: str) -> str:
     """Return a field that is a string and valid Unicode."""
     if name not in record:
-        hint = did_you_mean(name, record) if record else "the object is empty"
-        raise InputError(f"{location}: no field '{name}'; {hint}")
+        raise InputError(f"{location}: no field '{name}'; {_field_hint(name, record)}")
     value = record[name]
     if not isinstance(value, str):
         raise InputError(f"{location}: field '{name}' is not a string; put it in quotes")

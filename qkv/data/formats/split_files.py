@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from qkv.data.formats.io import COMPRESSED, file_suffix
+from qkv.data.formats.rows import has_saved_splits, is_saved_dataset
 from qkv.errors import InputError, did_you_mean
 
 ALIASES = {"train": ("train", "training"), "dev": ("dev", "val", "valid", "validation"), "test": ("test",)}
@@ -25,10 +27,17 @@ class SplitFiles:
     """Suffixes of the files, which have the name of the split in theirs."""
 
 
+def has_split_files(path: Path) -> bool:
+    """Return whether a path is a folder with files, or folders of `save_to_disk`, of several splits."""
+    return os.path.isdir(path) and (has_saved_splits(path) or not is_saved_dataset(path))
+
+
 def find_split_file(path: Path, split: str | None, split_files: SplitFiles) -> Path:
     """Return the file of a split in a folder, by default that of "train"; a file is returned unchanged."""
-    if not path.is_dir():
+    if not os.path.isdir(path):
         return path
+    if is_saved_dataset(path):
+        return _saved_split(path, split or "train") if has_saved_splits(path) else path
     subfolders = [path / name for name in split_files.folders if (path / name).is_dir()]
     folder = subfolders[0] if subfolders else path
     split_name = _canonical_split(split or "train", split_files, path)
@@ -47,6 +56,16 @@ def find_split_file(path: Path, split: str | None, split_files: SplitFiles) -> P
         expected = named or f"{split_name}*{' or '.join(split_files.suffixes)}"
         raise InputError(f"{folder}: no {expected} for the split '{split_name}'; the folder contains: {contents}")
     return matches[0]
+
+
+def _saved_split(path: Path, split: str) -> Path:
+    """Return the folder of a split that `save_to_disk` wrote; its names are free, such as "validation_matched"."""
+    names = (split, *next((aliases for name, aliases in ALIASES.items() if split in aliases), ()))
+    folders = sorted(folder.name for folder in path.iterdir() if is_saved_dataset(folder))
+    match = next((name for name in names if name in folders), None)
+    if match is None:
+        raise InputError(f"{path}: no split '{split}'; the folder contains: {', '.join(folders[:12]) or 'nothing'}")
+    return path / match
 
 
 def _canonical_split(split: str, split_files: SplitFiles, path: Path) -> str:

@@ -21,7 +21,8 @@ from qkv.data.formats.fields import (
     strings_field,
 )
 from qkv.data.formats.io import ErrorPolicy, json_records, read_json
-from qkv.errors import InputError
+from qkv.data.formats.rows import Source
+from qkv.errors import InputError, describe_value, quote
 
 
 def read(path: Path, error_policy: ErrorPolicy) -> Iterator[QAExample]:
@@ -51,14 +52,14 @@ def _read_paragraph(
 def _parse_question(qa: Mapping[str, Any], context: str, path: Path) -> QAExample:
     id = id_field(qa, "id", str(path))
     if not id:
-        raise InputError(f"{path}: a question without an id, {qa.get('question')!r}; give it one")
-    location = f"{path}: question {id}"
+        raise InputError(f"{path}: a question without an id, {quote(qa.get('question'))}; give it one")
+    location = f"{path}: question {quote(id)[1:-1]}"
     question = string_field(qa, "question", location)
     if "answers" not in qa:
         return QAExample(id, question, context, (), location, None)
     is_impossible = qa.get("is_impossible", False)
     if not isinstance(is_impossible, bool):
-        raise InputError(f"{location}: is_impossible is {is_impossible!r}; write true or false")
+        raise InputError(f"{location}: is_impossible is {describe_value(is_impossible)}; write true or false")
     answers = [
         _make_answer(
             string_field(answer, "text", location), int_field(answer, "answer_start", location), context, location
@@ -81,30 +82,32 @@ def _make_answer(text: str, start: int, context: str, location: str) -> Answer:
     hint = (
         f"the nearest is at {min(offsets, key=lambda p: abs(p - start))}" if offsets else "it is nowhere in the context"
     )
-    raise InputError(f"{location}: the answer {text!r} is not at character {start} of its context; {hint}")
+    raise InputError(f"{location}: the answer {quote(text)} is not at character {start} of its context; {hint}")
 
 
 def read_jsonl(
-    path: Path,
+    path: Source,
     error_policy: ErrorPolicy,
     *,
     question: str = "question",
     context: str = "context",
     answers: str | None = "answers",
     id: str = "id",
+    encoding: str | None = None,
 ) -> Iterator[QAExample]:
     """Read one question per JSON line.
 
     `answers` is the field with a list of {"text", "answer_start"}, or with an object of two such lists. An empty list
     marks a question without an answer; `answers=None` reads none.
     """
-    for location, record in json_records(path, error_policy, f'{{"{question}": …, "{context}": …}}'):
+    expected = f'{{"{question}": …, "{context}": …}}'
+    for location, record in json_records(path, error_policy, expected, encoding):
         with error_policy:
             question_text = string_field(record, question, location)
             context_text = string_field(record, context, location)
             answer_tuple = () if answers is None else tuple(_parse_answers(record, answers, context_text, location))
             answerable = None if answers is None else bool(answer_tuple)
-            question_id = id_field(record, id, location) or location.rpartition(":")[2].strip()
+            question_id = id_field(record, id, location) or location.rpartition(":")[2].strip().removeprefix("row ")
             yield QAExample(question_id, question_text, context_text, answer_tuple, location, answerable)
 
 

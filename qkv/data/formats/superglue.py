@@ -23,7 +23,7 @@ from typing import Any
 from qkv.data.examples import Answer, MultipleChoiceExample, QAExample, Span, TextExample, check_span
 from qkv.data.formats.fields import id_field, int_field, object_field, objects_field, string_field
 from qkv.data.formats.io import ErrorPolicy, json_records
-from qkv.errors import InputError
+from qkv.errors import InputError, quote
 
 PLACEHOLDER = "@placeholder"  # the missing entity in a query of ReCoRD
 _SPLIT_FILES = {"train": ("train.jsonl",), "dev": ("val.jsonl", "dev.jsonl"), "test": ("test.jsonl",)}
@@ -67,14 +67,14 @@ def _parse_label(record: Record, labels: tuple[str, ...], location: str) -> str 
     value = record["label"]
     label = _BOOL_LABELS[int(value)] if value in (0, 1) and labels == _BOOL_LABELS else value
     if label not in labels:
-        raise InputError(f"{location}: label {value!r} is not one of {', '.join(labels)}; correct it")
+        raise InputError(f"{location}: label {quote(value)} is not one of {', '.join(labels)}; correct it")
     return str(label)
 
 
 def _read_copa(record: Record, location: str) -> Iterator[MultipleChoiceExample]:
     question = string_field(record, "question", location)
     if question not in ("cause", "effect"):
-        raise InputError(f"{location}: question '{question}' is neither cause nor effect; correct it")
+        raise InputError(f"{location}: question {quote(question)} is neither cause nor effect; correct it")
     label = int_field(record, "label", location) if "label" in record else None
     if label not in (None, 0, 1):
         raise InputError(f"{location}: label {label} is neither 0 nor 1; correct it")
@@ -124,7 +124,7 @@ def _entity_answer(entity: Record, text: str, location: str) -> Answer:
     check_span(start, end, text, location, "entity")
     if "text" in entity and entity["text"] != text[start:end]:
         raise InputError(
-            f"{location}: entity {entity['text']!r} is not at {start}; the text has {text[start:end]!r} there"
+            f"{location}: entity {quote(entity['text'])} is not at {start}; the text has {quote(text[start:end])} there"
         )
     return Answer(text[start:end], start)
 
@@ -135,7 +135,7 @@ def _read_wic(record: Record, location: str) -> Iterator[TextExample]:
     spans = []
     for number, text in enumerate(texts, 1):
         start, end = int_field(record, f"start{number}", location), int_field(record, f"end{number}", location)
-        check_span(start, end, text, location, f"span of '{word}'")
+        check_span(start, end, text, location, f"span of {quote(word)}")
         spans.append(Span(start, end, word, in_text_pair=number == 2))
     label, id = _parse_label(record, _BOOL_LABELS, location), id_field(record, "idx", location)
     yield TextExample(texts[0], location, texts[1], label, tuple(spans), id)
@@ -166,7 +166,7 @@ def _find_mention(mention: str, index: int, text: str, location: str) -> tuple[i
             is_word_prefix = text[match.end() : match.end() + 1].isalnum()
             candidates.append((is_word_prefix, distance, match.start(), match.end()))
     if not candidates:
-        raise InputError(f"{location}: '{mention}' is not at word {index} of its text; correct the index")
+        raise InputError(f"{location}: {quote(mention)} is not at word {index} of its text; correct the index")
     return min(candidates)[2:]
 
 

@@ -1,4 +1,4 @@
-"""Reader of tables with named columns: CSV, TSV or JSON lines.
+"""Reader of tables with named columns: CSV, TSV, JSON lines or Parquet.
 
 table.read("mine.csv", text="review", label="stars")
 """
@@ -6,41 +6,24 @@ table.read("mine.csv", text="review", label="stars")
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from qkv.data.examples import Examples, ExampleT, Label, TextExample
-from qkv.data.formats.fields import id_field, require_field, string_field
-from qkv.data.formats.io import ErrorPolicy, csv_records, file_suffix, json_records, tsv_records
-from qkv.errors import InputError, did_you_mean, one_line
+from qkv.data.formats.dialect import TAB
+from qkv.data.formats.fields import require_field, string_field
+from qkv.data.formats.io import ErrorPolicy, file_suffix, json_records, read_raw_lines
+from qkv.data.formats.rows import Source, has_stored_records, iter_stored_records
+from qkv.data.formats.text_table import Row, TextTable, missing_column_error
+from qkv.errors import InputError, describe_value, did_you_mean, one_line, quote
 
 SUFFIXES = {".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".txt": "tsv"}
-SUFFIXES |= {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl"}
-FILE_TYPES = ("csv", "tsv", "jsonl")
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A record of a table: its location, and its fields by column name."""
-
-    location: str
-    fields: dict[str, Any]
-    columns: Sequence[str] = ()  # all columns of the table; empty for JSON lines
-
-    def text(self, name: str) -> str:
-        """Return a field that is a string and not blank; the numbers of a JSON file are not text."""
-        text = string_field(self.fields, name, self.location)
-        if not text.strip():
-            raise InputError(f"{self.location}: the column '{name}' is empty here; fill it in or remove the record")
-        return text
-
-    def id(self, name: str | None) -> str:
-        """Return the field with the id of the record; "" if `name` is None."""
-        if name is None:
-            return ""
-        return id_field({name: require_field(self.fields, name, self.location)}, name, self.location)
+SUFFIXES |= {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
+FILE_TYPES = ("csv", "tsv", "jsonl", "parquet")
+_ONE_HOT = {0: False, 1: True, "0": False, "1": True, "0.0": False, "1.0": True, "false": False, "true": True}
+_DECIMAL_COMMA = re.compile(r"[+-]?\d+(\.\d{3})*,\d+")
 
 
 def read(path: str | Path, *, skip_bad: bool = False, **options: Any) -> Examples[TextExample]:
@@ -49,26 +32,27 @@ def read(path: str | Path, *, skip_bad: bool = False, **options: Any) -> Example
 
 
 def collect_examples(
-    reader: Callable[..., Iterator[ExampleT]], path: Path, skip_bad: bool, **options: Any
+    reader: Callable[..., Iterator[ExampleT]], source: Source, skip_bad: bool, /, **options: Any
 ) -> Examples[ExampleT]:
     """Return all examples of a reader; a file without any is refused."""
     error_policy = ErrorPolicy(skip_bad)
     try:
-        examples = Examples(reader(path, error_policy, **options))
+        examples = Examples(reader(source, error_policy, **options))
     except InputError as error:
         raise InputError(one_line(error)) from None
-    examples.skipped = error_policy.errors
+    examples.skipped, examples.notes = error_policy.errors, error_policy.notes
+    examples.detected = error_policy.detected
     if not examples and error_policy.errors:
         count = len(error_policy.errors)
         records = "the only record is bad" if count == 1 else f"all {count} records are bad, the first"
-        raise InputError(f"{path}: {records}: {error_policy.errors[0]}")
+        raise InputError(f"{source}: {records}: {error_policy.errors[0]}")
     if not examples:
-        raise InputError(f"{path}: empty, no examples in it; give a file with at least one")
+        raise InputError(f"{source}: empty, no examples in it; give a file with at least one")
     return examples
 
 
 def read_labeled(
-    path: Path,
+    source: Source,
     error_policy: ErrorPolicy,
     *,
     text: str = "text",
@@ -76,44 +60,94 @@ def read_labeled(
     text_pair: str | None = None,
     id: str | None = None,
     group: str | None = None,
+    labels: Sequence[str] | str | None = None,
     file_type: str | None = None,
     header: bool = True,
+    delimiter: str | None = None,
+    encoding: str | None = None,
     regression: bool = False,
+    decimal_comma: bool = False,
     label_separator: str | None = None,
 ) -> Iterator[TextExample]:
     """Read texts, or pairs of texts, with their labels.
 
     Args:
-        path: the table.
+        source: the table.
         error_policy: handles bad records.
         text: column of the text.
         label: column of the label; None reads no labels.
         text_pair: column of the second text.
         id: column of the example's id.
         group: column of the group; examples of one group can be held out together.
+        labels: one-hot columns in place of `label`, a list or names separated by commas: each has 1 if the label of its
+            name applies, else 0.
         file_type: one of the FILE_TYPES, if the file name does not tell.
         header: whether the first line has the names of the columns; without it they are "1", "2", ….
+        delimiter: character between the fields; None: detected.
+        encoding: encoding of the file; None: detected.
         regression: the label is a number.
+        decimal_comma: numbers have a comma in place of the decimal point.
         label_separator: text between the labels of an example that has any number of them. A JSON list needs none.
     """
-    required = [name for name in (text, text_pair, label, id, group) if name is not None]
-    for row in read_rows(path, error_policy, required=required, file_type=file_type, header=header):
+    label_columns = [] if labels is None or label is None else split_names(labels)
+    gold_columns: list[str | None] = [*label_columns] or [label]
+    required = [name for name in (text, text_pair, *gold_columns, id, group) if name is not None]
+    options: dict[str, Any] = {"file_type": file_type, "header": header, "delimiter": delimiter, "encoding": encoding}
+    named = {"--text": text, "--text-pair": text_pair, "--label": None if label_columns else label}
+    options["column_options"] = {name: option for option, name in named.items() if name is not None}
+
+    def parse_gold(row: Row) -> Label:
+        if label_columns:
+            return parse_one_hot(row, label_columns)
+        return None if label is None else parse_label(row, label, regression, label_separator, decimal_comma)
+
+    for row in read_rows(source, error_policy, required=required, **options):
         with error_policy:
             yield TextExample(
                 text=row.text(text),
                 location=row.location,
                 text_pair=None if text_pair is None else row.text(text_pair),
-                label=None if label is None else parse_label(row, label, regression, label_separator),
+                label=parse_gold(row),
                 id=row.id(id),
                 group=row.id(group),
             )
 
 
-def parse_label(row: Row, name: str, regression: bool = False, label_separator: str | None = None) -> Label:
+def split_names(names: Sequence[str] | str) -> list[str]:
+    """Return several columns, given as a list or with commas between them."""
+    items = names.split(",") if isinstance(names, str) else names
+    columns = [str(name).strip() for name in items]
+    if not columns or not all(columns) or len(set(columns)) < len(columns):
+        raise InputError(f"columns {quote(names)}: give different names, as a list or with commas between them")
+    return columns
+
+
+def parse_one_hot(row: Row, columns: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the columns that are 1; all others must be 0."""
+    present = []
+    for name in columns:
+        value = require_field(row.fields, name, row.location)
+        key = value.strip().lower() if isinstance(value, str) else value
+        if key not in _ONE_HOT:
+            raise InputError(
+                f"{row.location}: the label column '{name}' is {describe_value(value)}, neither 0 nor 1; correct it"
+            )
+        if _ONE_HOT[key]:
+            present.append(name)
+    return tuple(present)
+
+
+def parse_label(
+    row: Row,
+    name: str,
+    regression: bool = False,
+    label_separator: str | None = None,
+    decimal_comma: bool = False,
+) -> Label:
     """Return a field as a label; JSON numbers and booleans become the text that a CSV file would have."""
     value = require_field(row.fields, name, row.location)
     if regression:
-        return parse_number(value, row.location, name)
+        return parse_number(value, row.location, name, decimal_comma)
     if isinstance(value, list):
         return tuple(_class_name(item, name, row.location) for item in value)
     if label_separator is not None and isinstance(value, str):
@@ -121,14 +155,21 @@ def parse_label(row: Row, name: str, regression: bool = False, label_separator: 
     return _class_name(value, name, row.location)
 
 
-def parse_number(value: Any, location: str, name: str) -> float:
-    """Return a finite number."""
+def parse_number(value: Any, location: str, name: str, decimal_comma: bool = False) -> float:
+    """Return a finite number; with `decimal_comma`, "1.234,5" is 1234.5."""
+    text = value
+    if isinstance(value, str) and decimal_comma:
+        text = value.replace(".", "").replace(",", ".")
     try:
-        number = math.nan if isinstance(value, bool) else float(value)
+        is_number = not isinstance(value, bool) and not (isinstance(text, str) and "_" in text)  # float("1_0") is 10
+        number = float(text) if is_number else math.nan
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
-        raise InputError(f"{location}: the column '{name}' is {value!r}, not a number; correct it")
+        hint = "correct it"
+        if isinstance(value, str) and _DECIMAL_COMMA.fullmatch(value.strip()):
+            hint = "set the option decimal_comma: true if its numbers have decimal commas"
+        raise InputError(f"{location}: the column '{name}' is {describe_value(value)}, not a number; {hint}")
     return number
 
 
@@ -144,68 +185,71 @@ def _class_name(value: Any, name: str, location: str) -> str:
 
 
 def read_rows(
-    path: Path,
+    source: Source,
     error_policy: ErrorPolicy,
     *,
     required: Iterable[str] = (),
+    optional: Iterable[str] = (),
     file_type: str | None = None,
     header: bool = True,
+    delimiter: str | None = None,
+    encoding: str | None = None,
     allow_short_rows: bool = False,
+    column_options: Mapping[str, str] | None = None,
 ) -> Iterator[Row]:
-    """Yield the records of a table that must have the `required` columns.
+    """Yield the records of a table.
 
-    With `allow_short_rows` a record can have fewer fields than the header, or more, of which the last are dropped.
+    A record may have fewer fields than the header if those of the columns in use are there, and more if they are empty.
+
+    Args:
+        source: the file, or records in memory.
+        error_policy: handles bad records.
+        required: the columns in use, which the table must have.
+        optional: columns that are in use if the table has them.
+        file_type: one of the FILE_TYPES, if the file name does not tell.
+        header: whether the first line has the names of the columns.
+        delimiter: the character between the fields; None: detected.
+        encoding: the encoding of the file; None: detected.
+        allow_short_rows: yield records that lack fields as they are.
+        column_options: the option of the command that names a column, by column, for messages.
     """
-    file_type = file_type or _infer_file_type(path)
-    if file_type not in FILE_TYPES:
-        raise InputError(f"{path}: file_type '{file_type}' is unknown; {did_you_mean(file_type, FILE_TYPES)}")
-    if file_type == "jsonl":
-        yield from (Row(location, record) for location, record in json_records(path, error_policy))
+    if has_stored_records(source) or file_type == "parquet":
+        _refuse_text_options(source, delimiter=delimiter is not None, encoding=encoding is not None, header=not header)
+        yield from _stored_rows(source, error_policy, required, column_options or {})
         return
-    columns: list[str] | None = None
-    num_errors_before = len(error_policy.errors)
-    for location, fields in (csv_records if file_type == "csv" else tsv_records)(path, error_policy):
-        if columns is None:
-            if header and len(error_policy.errors) > num_errors_before:  # the skipped line was the header
-                raise InputError(error_policy.errors[num_errors_before])
-            columns = _check_columns(fields, location, required, header)
-            if header:
-                continue
+    assert isinstance(source, Path)
+    file_type = file_type or _infer_file_type(source)
+    if file_type not in FILE_TYPES:
+        raise InputError(f"{source}: file_type {quote(file_type)} is unknown; {did_you_mean(file_type, FILE_TYPES)}")
+    if file_type == "jsonl":
+        _refuse_text_options(source, delimiter=delimiter is not None, header=not header)
+        records = json_records(source, error_policy, encoding=encoding)
+        yield from (Row(location, record) for location, record in records)
+        return
+    lines = read_raw_lines(source, error_policy, encoding=encoding, detect=True)
+    names = (tuple(required), tuple(optional))
+    table = TextTable(source, error_policy, *names, header, allow_short_rows, column_options or {})
+    yield from table.iter_rows(lines, TAB if file_type == "tsv" else ",", delimiter)
+
+
+def _refuse_text_options(source: Source, **options: bool) -> None:
+    """Refuse options of delimited text, if they are set, for records whose fields have names."""
+    name = next((name for name, is_set in options.items() if is_set), None)
+    if name is not None:
+        raise InputError(f"{source}: its fields have names, and the option {name} does not apply; leave it out")
+
+
+def _stored_rows(
+    source: Source, error_policy: ErrorPolicy, required: Iterable[str], column_options: Mapping[str, str]
+) -> Iterator[Row]:
+    for number, (location, record) in enumerate(iter_stored_records(source)):
+        if number == 0:
+            for name in required:
+                if name not in record:
+                    raise missing_column_error(str(source), name, record, option=column_options.get(name))
         with error_policy:
-            if len(fields) != len(columns) and not allow_short_rows:
-                raise field_count_error(location, fields, columns)
-            yield Row(location, dict(zip(columns, fields, strict=False)), columns)
-
-
-def field_count_error(location: str, fields: Sequence[str], columns: Sequence[str]) -> InputError:
-    """Return the error for a record with too few or too many fields."""
-    field_count = f"{len(fields)} field{'s' if len(fields) > 1 else ''}"
-    return InputError(f"{location}: {field_count} where the table has {len(columns)} columns; repair the record")
-
-
-def missing_column_error(location: str, name: str, columns: Iterable[str]) -> InputError:
-    """Return the error for a missing column, with a hint if the file seems to be in another format."""
-    column_names = list(columns)
-    if column_names and column_names[0].startswith("{"):
-        return InputError(f"{location}: no column '{name}', but JSON; give the format jsonl")
-    separators = (";", "\t", "|", ",") if len(column_names) == 1 else ()
-    separator = next((character for character in separators if character in column_names[0]), None)
-    if separator is not None:
-        separator_name = "tabs" if separator == "\t" else f"'{separator}'"
-        remedy = {"\t": "give the format tsv", ",": "give the format csv"}.get(separator, "convert it")
-        problem = f"it has {separator_name} where csv has commas and tsv tabs"
-        return InputError(f"{location}: no column '{name}'; {problem}; {remedy}")
-    return InputError(f"{location}: no column '{name}'; the columns are: {', '.join(column_names)}")
-
-
-def _check_columns(fields: list[str], location: str, required: Iterable[str], header: bool) -> list[str]:
-    columns = [name.strip() for name in fields] if header else [str(number + 1) for number in range(len(fields))]
-    for name in required:
-        if name not in columns:
-            raise missing_column_error(location, name, columns)
-        if columns.count(name) > 1:
-            raise InputError(f"{location}: {columns.count(name)} columns have the name '{name}'; rename all but one")
-    return columns
+            error_policy.record_row(location, record)
+            yield Row(location, record, tuple(record))
 
 
 def _infer_file_type(path: Path) -> str:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qkv.data.corpora.corpus import Corpus, Document, iter_documents
+from qkv.data.corpora.corpus import Corpus, Document
 from qkv.errors import InputError
 
 
@@ -25,12 +25,12 @@ def written(folder: Path, content: str | bytes, name: str = "text.txt") -> Path:
 
 
 def texts(*paths: Path | str, **how: str) -> list[str]:
-    return [document.text for document in iter_documents(paths, **how)]
+    return [document.text for document in Corpus(paths, **how)]
 
 
 def complaint(*paths: Path | str, **how: str) -> str:
     with pytest.raises(InputError) as raised:
-        list(iter_documents(paths, **how))
+        list(Corpus(paths, **how))
     assert "\n" not in str(raised.value)
     return str(raised.value)
 
@@ -40,7 +40,7 @@ def complaint(*paths: Path | str, **how: str) -> str:
 
 def test_lines_are_documents_and_blank_ones_are_none(tmp_path: Path) -> None:
     path = written(tmp_path, "one\n\n  \n two, \xe9\u2028t\xe9\r\nthree")
-    found = list(iter_documents([path], format="line_per_document"))
+    found = list(Corpus([path], format="line_per_document"))
     assert [(d.text, d.location) for d in found] == [
         ("one", f"{path}:1"),
         (" two, \xe9\u2028t\xe9", f"{path}:4"),
@@ -50,7 +50,7 @@ def test_lines_are_documents_and_blank_ones_are_none(tmp_path: Path) -> None:
 
 def test_blank_lines_stand_between_documents_whose_lines_are_sentences(tmp_path: Path) -> None:
     path = written(tmp_path, "\n\nFirst. Still first\nsecond\n \n\r\nnext\n\n")
-    found = list(iter_documents([path], format="blank_line_separated"))
+    found = list(Corpus([path], format="blank_line_separated"))
     assert [(d.sentences, d.location) for d in found] == [
         (["First. Still first", "\nsecond"], f"{path}:3"),
         (["next"], f"{path}:7"),
@@ -59,7 +59,7 @@ def test_blank_lines_stand_between_documents_whose_lines_are_sentences(tmp_path:
 
 def test_a_whole_file_may_be_a_document_with_lines_that_end_anywhere(tmp_path: Path) -> None:
     path = written(tmp_path, "Call me\r\nIshmael. Some years\nago\n\nLoomings")
-    (found,) = iter_documents([path], format="file_per_document")
+    (found,) = Corpus([path], format="file_per_document")
     assert found.sentences == ["Call me\nIshmael.", " Some years\nago", "\n\nLoomings"]
     assert found.location == f"{path}:1"
 
@@ -80,7 +80,7 @@ def test_plain_text_has_to_be_told_where_a_document_ends(tmp_path: Path) -> None
 
 def test_what_is_not_utf8_is_named_by_line_and_byte(tmp_path: Path) -> None:
     path = written(tmp_path, b"one\ntw\xff\n")
-    assert complaint(path, format="line_per_document").startswith(f"{path}:2: not UTF-8 at byte 3")
+    assert complaint(path, format="line_per_document").startswith(f"{path}:2: byte 3 of the line, 0xFF, is not UTF-8")
 
 
 # Packed
@@ -133,7 +133,7 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_json_lines_have_the_text_in_a_field(tmp_path: Path) -> None:
     path = written(tmp_path, '{"text": "one\\ntwo"}\n\n{"id": 3, "text": "three"}\n{"text": " "}', "a.jsonl")
-    assert [(d.text, d.location) for d in iter_documents([path])] == [("one\ntwo", f"{path}:1"), ("three", f"{path}:3")]
+    assert [(d.text, d.location) for d in Corpus([path])] == [("one\ntwo", f"{path}:1"), ("three", f"{path}:3")]
     other = written(tmp_path, '{"body": "x"}', "b.json")
     assert texts(other, text_field="body") == ["x"]
     assert f"{other}:1: no field 'text'" in complaint(other)
@@ -147,7 +147,7 @@ def test_json_lines_have_the_text_in_a_field(tmp_path: Path) -> None:
         ('{"texts": "x"}', "did you mean 'texts'"),
         ('{"text": null}', "not a string"),
         ('{"text": "\\ud800"}', "surrogate"),
-        ("[" * 100_000, "JSON"),
+        ("[" * 100_000, "nested too deeply"),
     ],
 )
 def test_a_bad_json_line_is_named(tmp_path: Path, line: str, said: str) -> None:
@@ -171,7 +171,7 @@ def parquet(tmp_path: Path) -> Path:
 
 
 def test_parquet_has_the_text_in_a_column(parquet: Path) -> None:
-    found = [(d.text, d.location) for d in iter_documents([parquet])]
+    found = [(d.text, d.location) for d in Corpus([parquet])]
     assert found == [("one", f"{parquet}:1"), ("two", f"{parquet}:3")]
     assert "no column 'txt'; did you mean 'text'" in complaint(parquet, text_field="txt")
     assert f"{parquet}:1: field 'number' is not a string" in complaint(parquet, text_field="number")
@@ -201,7 +201,7 @@ class Hub:
 def test_datasets_are_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     hub = Hub([{"text": "one"}, {"text": "two"}])
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=hub.load_dataset))
-    found = list(iter_documents(["datasets:us/news", "datasets:wiki@en:test"]))
+    found = list(Corpus(["datasets:us/news", "datasets:wiki@en:test"]))
     assert [d.location for d in found[1:3]] == ["datasets:us/news:2", "datasets:wiki@en:test:1"]
     assert hub.asked == [("us/news", None, "train", True), ("wiki", "en", "test", True)]
     assert complaint("datasets:us/news", text_field="body").startswith("datasets:us/news:1: no field 'body'")

@@ -181,12 +181,12 @@ def test_an_old_extractor_and_options_that_say_nothing_are_taken(tmp_path: Path)
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"do_pad": True}, "do_pad is True"),
-        ({"crop_pct": 0.9}, "crop_pct is 0.9"),
-        ({"image_processor_type": "ConvNextImageProcessor"}, "processor ConvNextImageProcessor is not supported"),
-        ({"feature_extractor_type": "WhisperFeatureExtractor"}, "processor WhisperFeatureExtractor is not supported"),
+        ({"do_pad": True}, "'do_pad' is True"),
+        ({"crop_pct": 0.9}, "'crop_pct' is 0.9"),
+        ({"image_processor_type": "ConvNextImageProcessor"}, "processor 'ConvNextImageProcessor' is not supported"),
+        ({"feature_extractor_type": "WhisperFeatureExtractor"}, "processor 'WhisperFeatureExtractor' is not supported"),
         ({"data_format": "channels_last"}, "data_format cannot be 'channels_last'"),
-        ({"input_data_format": "channels_last"}, "input_data_format is 'channels_last'"),
+        ({"input_data_format": "channels_last"}, "'input_data_format' is 'channels_last'"),
         ({"resample": 6}, "resample cannot be 6"),
         ({"resample": True}, "resample cannot be True"),
         ({"resample": [2]}, r"resample cannot be \[2\]"),
@@ -220,7 +220,7 @@ def must_refuse(said: str, act: Any) -> None:
 def test_a_file_that_is_no_json_object_is_refused(written: bytes, tmp_path: Path) -> None:
     (tmp_path / PREPROCESSOR).write_bytes(written)
     must_refuse(PREPROCESSOR, lambda: ImageProcessor.load(tmp_path / PREPROCESSOR))
-    must_refuse("cannot be read", lambda: ImageProcessor.load(tmp_path / "none.json"))
+    must_refuse("no such file", lambda: ImageProcessor.load(tmp_path / "none.json"))
 
 
 # ---- bad pictures ---------------------------------------------------------------------------------------------------
@@ -231,8 +231,8 @@ def test_what_is_no_picture_is_refused_by_its_name(tmp_path: Path) -> None:
     (tmp_path / "empty.png").write_bytes(b"")
     must_refuse("words.jpg: not an image", lambda: ImageProcessor().preprocess(tmp_path / "words.jpg"))
     must_refuse("empty.png: not an image", lambda: ImageProcessor().preprocess(str(tmp_path / "empty.png")))
-    must_refuse("none.png: cannot be read .No such file", lambda: ImageProcessor().preprocess(tmp_path / "none.png"))
-    must_refuse("cannot be read", lambda: ImageProcessor().preprocess(tmp_path))
+    must_refuse("none.png: no such file", lambda: ImageProcessor().preprocess(tmp_path / "none.png"))
+    must_refuse("is a folder", lambda: ImageProcessor().preprocess(tmp_path))
 
 
 @pytest.mark.parametrize("kind", ["png", "jpg", "gif", "bmp", "tiff", "webp"])

@@ -171,7 +171,7 @@ def test_a_damaged_gzip_file_is_named(tmp_path: Path) -> None:
 
 
 def test_bytes_that_are_not_utf8_are_named_by_line_and_byte(tmp_path: Path) -> None:
-    must_refuse(written(tmp_path, b"a\tb\nca\xe9\td\n"), 2, "byte 3", format="tsv")
+    must_refuse(written(tmp_path, b"\xc3\xa9\tb\nca\xe9\td\n"), 2, "byte 3", format="tsv")
     must_refuse(written(tmp_path, b"\xef\xbb\xbf\xe9\td\n"), 1, "byte 1", format="tsv")
 
 
@@ -214,16 +214,16 @@ def test_a_wrong_tsv_line_is_named(tmp_path: Path, line: str, complaint: str) ->
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        ('{"source": "a", "target": "b"', r"not JSON .*column"),
+        ('{"source": "a", "target": "b"', r"not JSON: expecting"),
         ("[1]", "not a JSON object"),
         ('{"source": "a", "targt": "b"}', "no field 'target'; did you mean 'targt'"),
         ("{}", "no field 'source'"),
         ('{"source": 1, "target": "b"}', "'source' is not a string"),
-        ('{"source": "a", "target": null}', "'target' is not a string"),
+        ('{"source": "a", "target": null}', "'target' is empty"),
         ('{"source": "a", "target": "  "}', "'target' is empty"),
-        ('{"source": "\\ud800", "target": "b"}', "lone surrogate"),
-        ('{"source": ' + "9" * 5000 + "}", "too long"),
-        ("[" * 100_000, "JSON"),
+        ('{"source": "\\ud800", "target": "b"}', "half of a surrogate pair"),
+        ('{"source": ' + "9" * 5000 + "}", "has 5,000 digits"),
+        ("[" * 100_000, "nested too deeply"),
     ],
 )
 def test_a_wrong_json_line_is_named(tmp_path: Path, line: str, complaint: str) -> None:

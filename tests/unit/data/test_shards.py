@@ -245,7 +245,7 @@ def test_a_finished_build_is_not_done_again(tmp_path: Path) -> None:
 def test_another_build_is_refused_and_a_failed_one_leaves_its_folder_free(tmp_path: Path) -> None:
     bad = tmp_path / "bad.txt"
     bad.write_bytes(b"fine\n\xff\n")
-    with pytest.raises(InputError, match=r"bad.txt:2: not UTF-8"):
+    with pytest.raises(InputError, match=r"bad.txt:2: byte 1 of the line, 0xFF, is not UTF-8"):
         build_shards(tmp_path / "c", Corpus([bad], format="line_per_document"), tokeniser())
     bad.write_bytes(b"fine\nnow\n")
     assert (

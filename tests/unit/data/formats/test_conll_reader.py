@@ -78,7 +78,7 @@ BAD = [
     (["a|O", "b"], 5, "1 column where the file has 2"),
     (["a|O|O"], 4, "3 columns where the file has 2"),
     (["a|O", "|O"], 5, "an empty column"),
-    (["a|O", "\udce9|O"], 5, "byte 1 of the line, 0xE9, is not UTF-8"),
+    (["é|O", "\udce9|O"], 5, "byte 1 of the line, 0xE9, is not UTF-8"),
 ]
 
 

@@ -105,7 +105,7 @@ def survives(format: str, path: Path) -> None:
 
 
 def test_every_format_has_a_sample_here() -> None:
-    assert {*JSON, *WHOLE, *TEXT, "idx", "images"} == set(FORMATS.names())
+    assert {*JSON, *WHOLE, *TEXT, "idx", "images", "parquet"} == set(FORMATS.names())
 
 
 @pytest.mark.parametrize("format", [*JSON, *WHOLE])

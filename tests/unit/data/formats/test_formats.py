@@ -57,8 +57,8 @@ def test_capitals_do_not_matter_in_the_name_of_a_format(tmp_path: Path) -> None:
 
 
 def test_an_unknown_column_gets_the_nearest_or_is_told_that_there_are_none(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="format 'csv' has no column or option 'labels'; did you mean 'label'"):
-        read("csv", tmp_path, columns={"labels": "x"})
+    with pytest.raises(InputError, match="format 'csv' has no column or option 'lable'; did you mean 'label'"):
+        read("csv", tmp_path, columns={"lable": "x"})
     with pytest.raises(InputError, match="'glue:RTE' has no column or option 'task'; its columns are fixed"):
         read("glue:RTE", tmp_path, task="CoLA")
     with pytest.raises(InputError, match="'aligned' needs 'targets'"):
@@ -72,8 +72,12 @@ def test_the_settings_of_a_format_are_what_its_reader_takes() -> None:
         "text_pair",
         "id",
         "group",
+        "labels",
         "header",
+        "delimiter",
+        "encoding",
         "regression",
+        "decimal_comma",
         "label_separator",
     ]
     assert reader_options("conllu") == ["tag"]

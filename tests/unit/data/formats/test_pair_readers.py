@@ -19,7 +19,7 @@ def test_parallel_text_is_read_out_of_two_columns(tmp_path: Path) -> None:
 
 
 def test_aligned_files_are_read_line_by_line_and_skipped_in_pairs(tmp_path: Path) -> None:
-    sources = written(tmp_path / "a.en", b"one\nt\xe9o\nthree\nfour\n")
+    sources = written(tmp_path / "a.en", b"one\nt\xe9o\nthre\xc3\xa9\nfour\n")
     targets = written(tmp_path / "a.de", "ein\nzwei\n\nvier\n")
     refused(f"{sources}:2", "0xE9, is not UTF-8", "aligned", sources, targets=str(targets))
     pairs = read("aligned", sources, targets=str(targets), skip_bad=True)

@@ -138,7 +138,7 @@ def test_a_bad_picture_is_named_or_skipped(tmp_path: Path) -> None:
         found = read("images", path, skip_bad=True)
         assert (len(found), len(found.skipped)) == (11, 1)
     broken.unlink()
-    refused(f"{table}:2", "002.png: cannot be read .No such file", "images", table)
+    refused(f"{table}:2", "002.png: no such file", "images", table)
 
 
 def test_a_folder_without_pictures_is_empty(tmp_path: Path) -> None:

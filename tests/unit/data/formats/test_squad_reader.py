@@ -87,12 +87,12 @@ def test_a_bad_paragraph_is_skipped_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "line", "complaint"),
     [
-        ('{"data":\n [{,}]}', ":2", "not JSON"),
+        ('{"data":\n [{,}]}', ", line 2, column 4", "not JSON"),
         ("[]", "", "not a SQuAD file"),
         ('{"version": "1.1"}', "", "not a SQuAD file"),
         ("", "", "empty, no JSON"),
-        (b'{"data":\n ["\xff"]}', ":2", "byte 4 of the line, 0xFF, is not UTF-8"),
-        ("[" * 100_000, "", "too deep"),
+        (b'{"data":\n ["\xff"]}', ", line 2", "byte 0xFF is not UTF-8"),
+        ("[" * 100_000, "", "too deeply"),
     ],
 )
 def test_a_file_that_is_not_squad_is_never_skipped(

@@ -104,9 +104,13 @@ def test_record_counts_the_last_character_of_an_entity_in(tmp_path: Path) -> Non
     assert (asked.id, asked.question.replace(PLACEHOLDER, "Al")) == ("1:4", "Al left the room.")
 
 
+def _span_text(example: Any, span: Any) -> str:
+    return (example.text_pair if span.in_text_pair else example.text)[span.start : span.end]
+
+
 def test_wic_marks_the_word_in_both_sentences(tmp_path: Path) -> None:
     example = one(tmp_path, "WiC", WIC)
-    assert [example.span_text(span) for span in example.spans] == ["places", "place"]
+    assert [_span_text(example, span) for span in example.spans] == ["places", "place"]
     assert [span.in_text_pair for span in example.spans] == [False, True]
 
 
@@ -128,7 +132,7 @@ def test_wsc_finds_a_mention_where_the_published_indices_point(
     target = {"span1_index": 0, "span1_text": text.split()[0], "span2_index": index, "span2_text": mention}
     example = one(tmp_path, "WSC", {**WSC, "text": text, "target": target})
     assert example.spans[1].start == start
-    assert example.span_text(example.spans[1]).lower().split() == mention.rstrip(".").lower().split()
+    assert _span_text(example, example.spans[1]).lower().split() == mention.rstrip(".").lower().split()
 
 
 @pytest.mark.parametrize("task", TASKS)

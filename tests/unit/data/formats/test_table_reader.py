@@ -122,14 +122,29 @@ def test_a_byte_order_mark_windows_ends_and_packing_change_nothing(tmp_path: Pat
 def test_a_column_that_is_not_there_names_those_that_are(tmp_path: Path, name: str, content: str) -> None:
     path = written(tmp_path / name, content)
     said = refused(f"{path}:1", "no column 'text'", "table", path, columns={"label": "stars"}, skip_bad=True)
-    assert said.endswith("the columns are: review, stars, date")
+    assert said.endswith("the columns are: review, stars, date (--text names the column)")
+
+
+@pytest.mark.parametrize(("text", "column"), [("reviw", "review"), ("REVIEW", "review"), ("dates", "date")])
+def test_a_mistyped_column_is_corrected_with_the_option_that_names_it(tmp_path: Path, text: str, column: str) -> None:
+    path = written(tmp_path / "a.csv", "review,label,date\na,x,1\n")
+    said = refused(f"{path}:1", "no column", "csv", path, text=text)
+    assert said == f"{path}:1: no column '{text}'; did you mean '{column}'? (--text names the column)"
+
+
+def test_a_note_says_which_file_of_a_folder_was_read(tmp_path: Path) -> None:
+    written(tmp_path / "train.csv", "text,label\na,x\n")
+    dev = written(tmp_path / "dev.csv", "text,label\nb,y\n")
+    assert read("csv", tmp_path, split="dev").notes == [f"{tmp_path}: the file read is dev.csv"]
+    assert read("csv", dev).notes == []
 
 
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("text;label\na;x\n", "it has ';' where csv has commas and tsv tabs; convert it"),
-        ("text\tlabel\na\tx\n", "it has tabs where csv has commas and tsv tabs; give the format tsv"),
+        ("review;label\na;x\n", "the columns are: review, label"),
+        ("review:label\na:x\n", "the columns are: review:label"),
+        ("I liked it,5\nme too,4\n", "if the file has no header, set header: false"),
         ('{"text": "a", "label": "x"}\n', "no column 'text', but JSON; give the format jsonl"),
     ],
 )
@@ -155,8 +170,8 @@ BAD_ROWS = [
     ("text,label\na,x\n,x\nc,y\n", 3, "the column 'text' is empty here"),
     ("text,label\na,x\nb,\nc,y\n", 3, "the label 'label' is empty"),
     ('text,label\na,x\n"b"b,x\nc,y\n', 3, "not CSV"),
-    (b"text,label\na,x\nb\xe9t\xe9,x\nc,y\n", 3, "byte 2 of the line, 0xE9, is not UTF-8"),
-    (b'text,label\na,x\n"b\nb\xe9",x\nc,y\n', 4, "byte 2 of the line, 0xE9, is not UTF-8"),
+    (b"text,label,\xc3\xa9\xc3\xa9\na,x,\nb\xe9t\xe9,x,\nc,y,\n", 3, "byte 2 of the line, 0xE9, is not UTF-8"),
+    (b'text,label,\xc3\xa9\na,x,\n"b\nb\xe9",x,\nc,y,\n', 4, "byte 2 of the line, 0xE9, is not UTF-8"),
 ]
 
 
@@ -187,7 +202,7 @@ def test_old_line_ends_are_named(tmp_path: Path) -> None:
 
 
 def test_a_header_that_is_not_utf8_is_never_skipped(tmp_path: Path) -> None:
-    path = written(tmp_path / "a.csv", b"text,label,\xe9\na,x,\n")
+    path = written(tmp_path / "a.csv", b"text,label,\xe9\na,x,\xc3\xa9\n")
     refused(f"{path}:1", "0xE9, is not UTF-8", "csv", path, skip_bad=True)
 
 
