@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from qkv import spec
 from qkv.nn.attention import Attention
+from qkv.nn.decode_ops import linear
 from qkv.nn.dropout import dropout
 from qkv.nn.feedforward import ACTIVATIONS
 from qkv.nn.norm import build_norm
@@ -31,8 +32,13 @@ class AttentionPool(nn.Module):
 
     def forward(self, hidden: Ragged) -> Tensor:
         """Return the pooled vectors.  # [T, width] -> [B, output]"""
-        queries = self.query.expand(len(hidden), -1)  # [B, width]
-        return self.attention.attend_precomputed(queries, self.attention.precompute_kv(hidden))  # [B, output]
+        values, device_type = hidden.values, hidden.values.device.type
+        if torch.is_autocast_enabled(device_type):  # states used without projections stay in float32 otherwise
+            values = values.to(torch.get_autocast_dtype(device_type))
+        queries = self.query.to(values.dtype).expand(len(hidden), -1)  # [B, width]
+        q, k, v = self.attention.project_q(queries), *self.attention.project_kv(values)
+        query_layout = hidden.layout.pooled_tokens("first").layout  # one query per sequence
+        return self.attention.merge_heads(self.attention.attend_heads(q, k, v, query_layout, hidden.layout))
 
 
 class Head(nn.Module):
@@ -56,7 +62,7 @@ class Head(nn.Module):
     @property
     def pooled_token(self) -> PooledToken | None:
         """Token of each sequence that the head reads; None: it reads several."""
-        if self.pool is not None or self.spec.is_token_level:
+        if self.pool is not None or self.spec.pool == "mean" or self.spec.is_token_level:
             return None
         return "last" if self.spec.pool == "last" else "first"
 
@@ -84,7 +90,7 @@ class Head(nn.Module):
         """Apply the last linear layer and add the constant bias of some models.  # [R, width] -> [R, outputs]"""
         if self.linear is None:
             return features
-        logits: Tensor = self.linear(features)
+        logits = linear(features, self.linear)
         return logits if self.final_logits_bias is None else logits + self.final_logits_bias
 
     def pool_hidden(self, hidden: Ragged) -> Tensor:
@@ -94,6 +100,8 @@ class Head(nn.Module):
         if self.pool is not None:
             pooled: Tensor = self.pool(hidden)
             return pooled
+        if self.spec.pool == "mean":
+            return hidden.mean()  # [B, width]
         if hidden.layout.max_length == 1:
             return hidden.values  # the backbone already selected `pooled_token`
         return hidden.values.index_select(

@@ -6,13 +6,14 @@ from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import index
 from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qkv.errors import InputError
+from qkv.errors import InputError, describe_value
 
 
 class TimeMajor(NamedTuple):
@@ -182,14 +183,21 @@ class Ragged:
     @staticmethod
     def pack(sequences: Iterable[Tensor]) -> Ragged:
         """Pack sequences [n_i, …] of any lengths."""
+        if not isinstance(sequences, Iterable) or (isinstance(sequences, Tensor) and not sequences.dim()):
+            raise _not_tensors(sequences)
         tensors = list(sequences)
+        if not tensors or not all(isinstance(p, Tensor) and p.dim() for p in tensors):
+            raise _not_tensors(sequences)
+        if any(p.shape[1:] != tensors[0].shape[1:] for p in tensors):
+            raise InputError("sequences: all sequences need the same shape after their length")
         return Ragged(torch.cat(tensors), BatchLayout([len(p) for p in tensors], tensors[0].device))
 
     @staticmethod
     def from_lengths(values: Tensor, lengths: Sequence[int] | Tensor) -> Ragged:
         """Make a batch of packed values [T, …] and lengths [B]."""
-        lengths_list = lengths.tolist() if isinstance(lengths, Tensor) else lengths
-        layout = BatchLayout(lengths_list, values.device)
+        if not isinstance(values, Tensor) or not values.dim():
+            raise _not_tensors(values)
+        layout = BatchLayout(_check_lengths(lengths), values.device)
         if layout.num_tokens != len(values):
             raise InputError(
                 f"{len(values)} tokens cannot be split into sequences of {layout.num_tokens} tokens in total"
@@ -198,9 +206,18 @@ class Ragged:
 
     @staticmethod
     def from_padded(padded: Tensor, lengths: Sequence[int] | Tensor) -> Ragged:
-        """Pack a padded batch [B, N, …] with the number of real tokens of each row."""
-        lengths_list = lengths.tolist() if isinstance(lengths, Tensor) else lengths
-        layout = BatchLayout(lengths_list, padded.device)
+        """Pack a padded batch [B, N, …].
+
+        Args:
+            padded: token ids, for example those of a tokenizer of another library.
+            lengths: the number of real tokens of each row [B], or a mask [B, N] that is true where a token is real.
+        """
+        if not isinstance(padded, Tensor) or padded.dim() < 2:
+            raise _not_tensors(padded)
+        if isinstance(lengths, Tensor) and lengths.shape == padded.shape[:2]:
+            valid_mask = lengths.bool()  # [B, N]
+            return Ragged(padded[valid_mask], BatchLayout(valid_mask.sum(1).tolist(), padded.device))
+        layout = BatchLayout(_check_lengths(lengths), padded.device)
         if len(layout) != padded.shape[0] or layout.max_length > padded.shape[1]:
             raise InputError(
                 f"lengths {list(layout.lengths_list)} do not fit a padded batch of {list(padded.shape[:2])}"
@@ -232,5 +249,32 @@ class Ragged:
         """Return one tensor [n_i, …] per sequence."""
         return list(torch.split(self.values, list(self.layout.lengths_list)))
 
+    def mean(self) -> Tensor:
+        """Return the mean over the tokens of each sequence, summed in float32.  # [T, width] -> [B, width]
+
+        It reads the lengths on the device, so that a CUDA graph can be replayed for other lengths.
+        """
+        values = self.values if self.values.dtype == torch.float64 else self.values.float()
+        return self.sum_sequences(values) / self.layout.lengths[:, None]
+
+    def sum_sequences(self, values: Tensor) -> Tensor:
+        """Return the sum over the tokens of each sequence of values [T, …].  # [B, …]"""
+        layout = self.layout
+        indices = torch.arange(len(layout), device=layout.device)
+        sequence_ids = indices.repeat_interleave(layout.lengths, output_size=layout.num_tokens)  # [T]
+        return values.new_zeros(len(layout), *values.shape[1:]).index_add(0, sequence_ids, values)
+
     def __len__(self) -> int:
         return len(self.layout)
+
+
+def _check_lengths(lengths: Any) -> list[int]:
+    try:
+        return [index(length) for length in (lengths.tolist() if isinstance(lengths, Tensor) else lengths)]
+    except TypeError:
+        message = f"expected whole numbers, one per sequence, not {describe_value(lengths)}"
+        raise InputError(f"lengths: {message}") from None
+
+
+def _not_tensors(value: object) -> InputError:
+    return InputError(f"expected a list of tensors, one per sequence, or a tensor, not {describe_value(value)}")
