@@ -3,6 +3,6 @@
 from qkv.generation.config import GenerationConfig
 from qkv.generation.generate import GeneratedText, generate, generate_texts
 from qkv.generation.log_probs import token_log_probs
-from qkv.generation.sampling import Hypothesis
+from qkv.generation.search import Hypothesis
 
 __all__ = ["GeneratedText", "GenerationConfig", "Hypothesis", "generate", "generate_texts", "token_log_probs"]

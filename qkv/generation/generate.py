@@ -11,11 +11,15 @@ import torch
 from qkv.checkpoints import ModelBundle
 from qkv.checkpoints.inputs import encode_inputs, require_tokenizer
 from qkv.data.batching import evaluation_batches
-from qkv.errors import InputError
-from qkv.generation.beam_search import beam_search
+from qkv.errors import InputError, quote
+from qkv.generation.beam_search import BeamLoop
 from qkv.generation.config import GenerationConfig, validate_search
-from qkv.generation.sampling import Hypothesis, greedy, sample
+from qkv.generation.cuda_graphs import run_with_graphs, supports_graphs
+from qkv.generation.decoding_model import decoding_model
+from qkv.generation.sampling import TokenLoop
+from qkv.generation.search import Hypothesis, Search, StopCheck, run
 from qkv.nn import Ragged
+from qkv.nn.capture import collect_batches
 from qkv.nn.shell import Model
 from qkv.tokenization.tokenizer import Tokenizer
 
@@ -27,11 +31,19 @@ class GeneratedText:
     text: str
     score: float  # sum of the tokens' log-probabilities
     finished: bool = True  # False: the maximum length came before EOS
+    tokens: tuple[int, ...] = ()  # generated tokens, without EOS
+    token_log_probs: tuple[float, ...] = ()  # of the tokens, and of EOS if it was generated
 
 
 @torch.inference_mode()
 def generate(
-    model: Model, source: Ragged, config: GenerationConfig, sample_ids: Sequence[int] | None = None
+    model: Model,
+    source: Ragged,
+    config: GenerationConfig,
+    sample_ids: Sequence[int] | None = None,
+    *,
+    prefix_ids: Sequence[int] = (),
+    stop_check: StopCheck | None = None,
 ) -> list[list[Hypothesis]]:
     """Generate `config.n_best` outputs per source, best first. The model must be in eval mode.
 
@@ -40,35 +52,20 @@ def generate(
         source: packed token ids.
         config: how to search or sample.
         sample_ids: number of each source, by default its index; the same number and seed give the same sample.
+        prefix_ids: tokens of `config.forced_prefix`.
+        stop_check: finds `config.stop_strings` in the text of generated tokens.
     """
     validate_search(config)
-    max_lengths = model.max_new_tokens(source.layout.lengths_list, config.max_new_tokens)
-    if config.do_sample:
-        samples = sample(
-            model,
-            source,
-            max_lengths=max_lengths,
-            temperature=config.temperature,
-            top_k=config.top_k,
-            top_p=config.top_p,
-            seed=config.seed,
-            num_samples=config.n_best,
-            sample_ids=sample_ids,
-        )
-        return [sorted(rows, key=lambda hypothesis: -hypothesis.score) for rows in samples]
-    if config.num_beams > 1:
-        hypotheses = beam_search(
-            model,
-            source,
-            num_beams=config.num_beams,
-            max_lengths=max_lengths,
-            length_penalty=config.length_penalty,
-            rank_unfinished=model.continues_input
-            if config.unfinished_beams is None
-            else config.unfinished_beams == "ranked",
-        )
-        return [rows[: config.n_best] for rows in hypotheses]
-    return greedy(model, source, max_lengths=max_lengths)
+    rows_per_source = config.n_best if config.do_sample else config.num_beams
+    if source.values.device.type == "cuda":
+        decoding = decoding_model(model, torch.float32 if config.dtype == "float32" else torch.bfloat16)
+        search = Search(decoding.model, source, config, rows_per_source, prefix_ids, stop_check)
+        if supports_graphs(model, search):
+            return run_with_graphs(decoding, search, sample_ids)
+    search = Search(model, source, config, rows_per_source, prefix_ids, stop_check)
+    loop = BeamLoop(search) if config.num_beams > 1 else TokenLoop(search)
+    loop.load(search, sample_ids)
+    return run(search, loop)
 
 
 @torch.inference_mode()
@@ -89,19 +86,49 @@ def generate_texts(
         raise InputError(f"this {model.spec.family} generates no text; it needs a decoder with a language model head")
     ids = encode_for_generation(bundle, texts, locations, config)
     assert target_tokenizer is not None  # the loader sets both tokenizers or none
+    stop_check = _make_stop_check(target_tokenizer, config.stop_strings)
+    prefix_ids = _encode_prefix(target_tokenizer, config.forced_prefix)
     outputs: list[list[GeneratedText]] = [[] for _ in texts]
     max_tokens = max(1, config.batch_tokens // max(config.num_beams, config.n_best))
-    for rows in evaluation_batches(np.array([len(x) for x in ids], dtype=np.int64), max_tokens):
-        source = Ragged.pack([torch.tensor(ids[i]) for i in rows]).to(model.device)
-        for i, hypotheses in zip(rows, generate(model, source, config, (rows + first_index).tolist()), strict=True):
-            prompt_ids = ids[i] if model.continues_input else []  # decoded together: they may share characters
-            outputs[i] = [
-                GeneratedText(
-                    target_tokenizer.decode([*prompt_ids, *hypothesis.tokens]), hypothesis.score, hypothesis.finished
-                )
-                for hypothesis in hypotheses
-            ]
+    with collect_batches(model) as begin_batch:
+        for rows in evaluation_batches(np.array([len(x) for x in ids], dtype=np.int64), max_tokens):
+            source = Ragged.pack([torch.tensor(ids[i]) for i in rows]).to(model.device)
+            sample_ids = (rows + first_index).tolist()
+            begin_batch(rows)
+            batch = generate(model, source, config, sample_ids, prefix_ids=prefix_ids, stop_check=stop_check)
+            for i, hypotheses in zip(rows, batch, strict=True):
+                prompt_ids = ids[i] if model.continues_input else []  # decoded together: they may share characters
+                outputs[i] = [
+                    _to_text(target_tokenizer, prompt_ids, hypothesis, config.stop_strings) for hypothesis in hypotheses
+                ]
     return outputs
+
+
+def _to_text(
+    tokenizer: Tokenizer, prompt_ids: Sequence[int], hypothesis: Hypothesis, stop_strings: Sequence[str]
+) -> GeneratedText:
+    """Decode an output and cut it before the first stop string after the prompt."""
+    text = tokenizer.decode([*prompt_ids, *hypothesis.tokens])
+    if stop_strings:
+        start = len(tokenizer.decode(list(prompt_ids))) if prompt_ids else 0
+        ends = [end for stop in stop_strings if (end := text.find(stop, start)) >= 0]
+        text = text[: min(ends, default=len(text))]
+    return GeneratedText(
+        text, hypothesis.score, hypothesis.finished, tuple(hypothesis.tokens), hypothesis.token_log_probs
+    )
+
+
+def _make_stop_check(tokenizer: Tokenizer, stop_strings: Sequence[str]) -> StopCheck | None:
+    if not stop_strings:
+        return None
+    return lambda sequences: [
+        any(stop in text for stop in stop_strings) for text in (tokenizer.decode(tokens) for tokens in sequences)
+    ]
+
+
+def _encode_prefix(tokenizer: Tokenizer, prefix: str) -> list[int]:
+    """Return the ids of a forced prefix, without the special tokens of a template."""
+    return tokenizer.encode_batch([prefix])[0] if prefix else []
 
 
 def encode_for_generation(
@@ -113,10 +140,18 @@ def encode_for_generation(
         encodings = encode_inputs(
             bundle, texts, locations, on_too_long=config.on_too_long, parse_special_tokens=config.parse_special_tokens
         )
-        return [encoding.ids for encoding in encodings]
+        prompt_length = _max_prompt_length(model, config)
+        return [encoding.ids[:prompt_length] for encoding in encodings]
     suffix = [] if model.continues_input else [model.spec.eos_id]  # a prompt is continued, so it has no EOS
-    max_length = model.max_input_length - len(suffix)
+    max_length = min(model.max_input_length - len(suffix), _max_prompt_length(model, config))
     return [[*ids, *suffix] for ids in encode_sources(tokenizer, texts, locations, max_length, config)]
+
+
+def _max_prompt_length(model: Model, config: GenerationConfig) -> int:
+    """Return the length that a prompt is truncated to, so that the tokens to be generated have room after it."""
+    if not model.continues_input or config.on_too_long == "refuse":
+        return model.max_input_length
+    return model.max_input_length - model.max_new_tokens([1], config.max_new_tokens)[0]
 
 
 def encode_sources(
@@ -130,7 +165,7 @@ def encode_sources(
     ids = tokenizer.encode_batch(texts)
     for i, (text, location) in enumerate(zip(texts, locations, strict=True)):
         if config.on_unknown == "refuse" and tokenizer.unk_id in ids[i]:
-            reason = f"'{tokenizer.first_unknown(text)}' in '{text}' was never seen in training"
+            reason = f"{quote(tokenizer.first_unknown(text))} in {quote(text)} was never seen in training"
             raise InputError(
                 f"{location}: {reason}; remove it, or choose --on-unknown replace (data.on_unknown in a recipe)"
             )

@@ -24,7 +24,7 @@ from qkv.checkpoints.inputs import require_tokenizer
 from qkv.data.batching import evaluation_batches
 from qkv.data.examples import TextExample
 from qkv.errors import InputError
-from qkv.generation.sampling import next_token_log_probs
+from qkv.generation.search import next_token_log_probs
 from qkv.nn import Ragged
 from qkv.nn.shell import Model
 
@@ -217,11 +217,12 @@ def _continuation_log_probs(
     )  # [B * K, max_length]
     logits, state = model.prefill(prompts, len(batch_continuations[0]), max_length)
     total = torch.zeros(len(rows), device=device)
+    suppressed = torch.tensor(model.spec.suppress_tokens, dtype=torch.long, device=device)
     for step in range(max_length):
         if step:
             logits, state = model.step(target_ids[:, step - 1].clamp(min=0), state)
         step_ids = target_ids[:, step]
-        log_probs = next_token_log_probs(model, logits).gather(1, step_ids.clamp(min=0)[:, None]).squeeze(1)
+        log_probs = next_token_log_probs(logits, suppressed).gather(1, step_ids.clamp(min=0)[:, None]).squeeze(1)
         total += torch.where(step_ids >= 0, log_probs, 0.0)
     return total.view(len(batch_continuations), -1)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 
 from qkv import spec
 from qkv.errors import InputError
 from qkv.nn.attention_score import build_score
+from qkv.nn.indexed_cache import IndexedKVCache
 from qkv.nn.kernels import AttentionHook, PositionBias, attend, attend_cached
 from qkv.nn.kv_cache import KeyValues, KVCache
 from qkv.nn.mask import Bidirectional, Mask
@@ -37,6 +39,7 @@ class Attention(nn.Module):
         self.score = build_score(s)
         self.hook: AttentionHook | None = None  # receives the weights while they are recorded (qkv.nn.capture)
         self.q = self.k = self.v = self.o = None
+        self.qkv: nn.Linear | None = None  # the three projections in one; see `fuse_qkv`
         if s.use_projections:
             self.q = nn.Linear(s.query_dim, s.heads * s.q_head_dim, bias=s.bias)
             self.k = nn.Linear(s.effective_kv_dim, s.heads * s.k_head_dim, bias=s.bias)
@@ -89,6 +92,28 @@ class Attention(nn.Module):
             q, k, v, query_layout, key_layout, score=self.score, mask=mask, bias=bias, dropout=dropout, hook=hook
         )
 
+    def project_qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the queries, keys and values of self-attention, in one product if they are fused.  # [T, H, size]"""
+        if self.qkv is None:
+            return self.project_q(x), *self.project_kv(x)
+        projected = self.qkv(x).view(x.shape[0], 3, self.heads, -1)
+        return projected[:, 0], projected[:, 1], projected[:, 2]
+
+    def fuse_qkv(self) -> None:
+        """Replace the three projections of self-attention by one, if their heads have the same size."""
+        s = self.spec
+        if self.q is None or self.k is None or self.v is None or s.effective_kv_dim != s.query_dim:
+            return
+        if not s.q_head_dim == s.k_head_dim == s.effective_v_head_dim:
+            return
+        projections = self.q, self.k, self.v
+        weight = torch.cat([projection.weight for projection in projections])
+        self.qkv = nn.Linear(weight.shape[1], weight.shape[0], bias=s.bias, device="meta")
+        self.qkv.weight = nn.Parameter(weight, requires_grad=False)
+        if s.bias:
+            bias = torch.cat([projection.bias for projection in projections])
+            self.qkv.bias = nn.Parameter(bias, requires_grad=False)
+
     def merge_heads(self, heads: Tensor) -> Tensor:
         """Concatenate the heads and apply the output projection.  # [T, H, value] -> [T, output]"""
         merged = heads.flatten(1)  # [T, H * value]
@@ -121,7 +146,9 @@ class Attention(nn.Module):
 
     def step(self, x: Tensor, cache: KVCache, bias: PositionBias | None = None) -> Tensor:
         """Causal self-attention of one new token per row.  # [R, width] -> [R, output]"""
-        q, k, v = self.project_q(x), *self.project_kv(x)  # [R, H, size]
+        q, k, v = self.project_qkv(x)  # [R, H, size]
+        if isinstance(cache, IndexedKVCache):
+            return self.merge_heads(cache.attend(q, k, v, self.score.scale))
         kv = cache.append(self.score.precompute_keys(k.unsqueeze(-2)).squeeze(-2), v)
         out = attend_cached(q.unsqueeze(2), kv, score=self.score, bias=bias, dropout=self._dropout, hook=self.hook)
         return self.merge_heads(out.squeeze(2))

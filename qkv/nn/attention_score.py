@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from qkv import spec
 from qkv.errors import InputError
-from qkv.registry import Registry
+from qkv.score_functions import SCORE_FUNCTIONS
 
 
 class ScoreProduct(NamedTuple):
@@ -186,18 +186,6 @@ class MLPScore(AdditiveScore):
     def _activate(self, combined: Tensor) -> Tensor:
         hidden = torch.relu(combined + self.bias)
         return torch.relu(hidden @ self.hidden_weight.unsqueeze(-3) + self.hidden_bias)
-
-
-SCORE_FUNCTIONS: Registry[type[AttentionScore]] = Registry(
-    "score function",
-    {
-        "scaled_dot": "qkv.nn.attention_score:ScaledDotScore",
-        "dot": "qkv.nn.attention_score:DotScore",
-        "bilinear": "qkv.nn.attention_score:BilinearScore",
-        "additive": "qkv.nn.attention_score:AdditiveScore",
-        "mlp": "qkv.nn.attention_score:MLPScore",
-    },
-)
 
 
 def build_score(s: spec.Attention) -> AttentionScore:

@@ -12,8 +12,10 @@ from torch import Tensor, nn
 
 from qkv import spec
 from qkv.nn.attention import Attention
+from qkv.nn.decode_ops import can_fuse, fused_step, has_few_rows
 from qkv.nn.dropout import dropout
 from qkv.nn.feedforward import FeedForward
+from qkv.nn.indexed_cache import IndexedKVCache
 from qkv.nn.kernels import PositionBias
 from qkv.nn.kv_cache import KeyValues, KVCache
 from qkv.nn.mask import Mask
@@ -143,6 +145,8 @@ class Block(nn.Module):
 
     def step(self, x: Tensor, cache: KVCache, cross_kv: KeyValues | None, bias: PositionBias | None = None) -> Tensor:
         """Process one new token per row.  # [R, width]"""
+        if isinstance(cache, IndexedKVCache) and has_few_rows(x) and can_fuse(self):
+            return fused_step(self, x, cache, cross_kv)
         x = self.self_attention_residual(x, lambda y: self.self_attention.step(y, cache, bias))
         if self.cross_attention is not None and self.cross_attention_residual is not None and cross_kv is not None:
             cross_attention = self.cross_attention

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -16,12 +17,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from qkv.errors import InputError, did_you_mean
+from qkv.errors import InputError, check_names, check_number, check_type, describe_value, did_you_mean, quote
 from qkv.nn.attention import Attention
 from qkv.nn.kernels import AttentionHook
 
-__all__ = ["AttentionMaps", "capture_attention", "named_attentions"]
+__all__ = ["AttentionMaps", "capture_attention", "collect_batches", "named_attentions"]
 
+_SEVERAL_SEQUENCES = (
+    "an input is several sequences (windows, choices or beams), which have no map in common; run the model on one batch"
+)
 _MODULE_ORDER = ("encoder", "decoder", "head")  # submodules of a model in the order in which they run
 
 
@@ -33,6 +37,8 @@ class AttentionMaps(Mapping[str, list[Tensor]]):
 
     - A forward pass replaces the maps of the previous one: running the encoder clears all maps, running only the
       decoder clears those of the decoder.
+    - A function that takes many inputs and divides them into batches (`qkv.embed`, `qkv.predict`, calling a bundle)
+      gives one map per input, in input order. See `collect_batches`.
     - `model.step` appends queries to the maps, in the order of the calls, until the next input is encoded. Call
       `clear()` before decoding again from the same encoder output, or with a model that has no encoder.
     - With several beams per input, cross-attention has the beams as adjacent queries: beam b of step t is query
@@ -42,16 +48,30 @@ class AttentionMaps(Mapping[str, list[Tensor]]):
 
     def __init__(self, names: Iterable[str]):
         self._chunks: dict[str, dict[int, list[Tensor]]] = {name: {} for name in names}
+        self._batch_inputs: Sequence[int] | None = None  # the number of each row's input; None: rows are not renumbered
 
     def add(self, name: str, row: int, chunk: Tensor) -> None:
         """Append queries to the map of a sequence.  # [H, n, m]"""
+        if self._batch_inputs is not None:
+            if row >= len(self._batch_inputs):
+                raise InputError(f"capture_attention: {_SEVERAL_SEQUENCES}")
+            row = self._batch_inputs[row]
         self._chunks[name].setdefault(row, []).append(chunk)
 
     def clear(self, module_name: str | None = None) -> None:
-        """Delete the maps of all layers, or only those of one submodule (`encoder`, `decoder` or `head`)."""
+        """Delete the maps of all layers, or only those of one submodule (`encoder`, `decoder` or `head`).
+
+        Between the batches of one call, only the maps of the current batch are deleted.
+        """
         for name, chunks_by_row in self._chunks.items():
-            if module_name is None or name.split(".")[0] == module_name:
-                chunks_by_row.clear()
+            if module_name is not None and name.split(".")[0] != module_name:
+                continue
+            for row in list(chunks_by_row) if self._batch_inputs is None else self._batch_inputs:
+                chunks_by_row.pop(row, None)
+
+    def begin_batch(self, inputs: Sequence[int] | None) -> None:
+        """Record the rows of the next batch as those of inputs with these numbers; None: rows have no other number."""
+        self._batch_inputs = inputs
 
     def __getitem__(self, name: str) -> list[Tensor]:
         chunks_by_row = self._chunks[name]
@@ -73,7 +93,7 @@ class AttentionMaps(Mapping[str, list[Tensor]]):
 
 @contextmanager
 def capture_attention(
-    model: nn.Module, layers: str | Iterable[str] | None = None, heads: Iterable[int] | None = None
+    model: Any, layers: str | Iterable[str] | None = None, heads: Iterable[int] | None = None
 ) -> Iterator[AttentionMaps]:
     """Record attention weights inside a `with` block; the model's hooks are restored on exit, also after an error.
 
@@ -82,19 +102,20 @@ def capture_attention(
         maps["decoder.0.cross_attention"][3]  # the fourth sequence: [H, N, M]
 
     Args:
-        model: any module that contains attention layers.
+        model: any module that contains attention layers, or a bundle of `qkv.load`.
         layers: names of `named_attentions(model)`, or glob patterns of them; None: all.
         heads: numbers of the heads to record, from 0; None: all.
 
     An enclosing `capture_attention` of the same layers keeps recording.
     """
+    model = _as_module(model)
     modules = _select_layers(named_attentions(model), layers)
     head_ids = None if heads is None else _check_heads(heads, modules)
     maps = AttentionMaps(modules)
     with ExitStack() as undo:
         for name, module in modules.items():
             undo.callback(setattr, module, "hook", module.hook)
-            module.hook = _make_hook(maps, name, head_ids, module.hook)
+            module.hook = _Recorder(maps, name, head_ids, module.hook)
         for submodule, reset_hook in _reset_hooks(model, maps):
             undo.callback(submodule.register_forward_pre_hook(reset_hook).remove)
         yield maps
@@ -113,17 +134,19 @@ def _select_layers(available: dict[str, Attention], layers: str | Iterable[str] 
     if layers is None:
         return available
     selected_names: set[str] = set()
-    for pattern in [layers] if isinstance(layers, str) else layers:
+    for pattern in check_names(layers, "layers", "names of attention layers"):
         matches = {name for name in available if fnmatchcase(name, pattern)}
         if not matches:
             hint = did_you_mean(pattern, available) if available else "this model has no attention"
-            raise InputError(f"layers: no attention is named '{pattern}'; {hint}")
+            raise InputError(f"layers: no attention is named {quote(pattern)}; {hint}")
         selected_names |= matches
     return {name: module for name, module in available.items() if name in selected_names}
 
 
 def _check_heads(heads: Iterable[int], modules: dict[str, Attention]) -> list[int]:
-    head_ids = list(heads)
+    if not isinstance(heads, list | tuple | range | set):
+        raise InputError(f"heads: expected a list of numbers, not {describe_value(heads)}")
+    head_ids = [check_number(head, "heads", 0) for head in heads]
     if not head_ids:
         raise InputError("heads: none is named; leave it out to keep all heads")
     for name, module in modules.items():
@@ -133,18 +156,67 @@ def _check_heads(heads: Iterable[int], modules: dict[str, Attention]) -> list[in
     return head_ids
 
 
-def _make_hook(
-    maps: AttentionMaps, name: str, heads: list[int] | None, previous: AttentionHook | None
-) -> AttentionHook:
-    def hook(weights: Tensor, rows: Sequence[int], queries: Sequence[int], keys: Sequence[int]) -> None:
-        if previous is not None:
-            previous(weights, rows, queries, keys)
-        selected = weights.detach() if heads is None else weights.detach()[:, heads]
+@dataclass(frozen=True)
+class _Recorder:
+    """The hook of a recorded attention layer."""
+
+    maps: AttentionMaps
+    layer: str
+    heads: list[int] | None
+    previous: AttentionHook | None  # the hook of an enclosing capture
+
+    def __call__(self, weights: Tensor, rows: Sequence[int], queries: Sequence[int], keys: Sequence[int]) -> None:
+        if self.previous is not None:
+            self.previous(weights, rows, queries, keys)
+        selected = weights.detach() if self.heads is None else weights.detach()[:, self.heads]
         on_host = selected.to("cpu", torch.float32)  # [b, H, n, m], one transfer per call
         for row, padded, n, m in zip(rows, on_host, queries, keys, strict=True):
-            maps.add(name, int(row), padded[:, :n, :m].clone())  # a view would keep the whole batch alive
+            self.maps.add(self.layer, int(row), padded[:, :n, :m].clone())  # a view would keep the whole batch alive
 
-    return hook
+
+@contextmanager
+def collect_batches(model: nn.Module) -> Iterator[Callable[[Iterable[int]], None]]:
+    """Let active captures collect all batches of one call, in input order.
+
+    The function that is yielded is called before each batch with the numbers of its inputs.
+    """
+    captures = list({id(maps): maps for maps in _active_captures(model)}.values())
+    for maps in captures:
+        maps.clear()
+
+    seen: set[int] = set()
+
+    def begin_batch(inputs: Iterable[int]) -> None:
+        if not captures:
+            return
+        numbers = [int(number) for number in inputs]
+        if len(seen | set(numbers)) < len(seen) + len(numbers):
+            raise InputError(f"capture_attention: {_SEVERAL_SEQUENCES}")
+        seen.update(numbers)
+        for maps in captures:
+            maps.begin_batch(numbers)
+
+    try:
+        yield begin_batch
+    finally:
+        for maps in captures:
+            maps.begin_batch(None)
+
+
+def _active_captures(model: nn.Module) -> Iterator[AttentionMaps]:
+    for module in model.modules():
+        hook = module.hook if isinstance(module, Attention) else None
+        while isinstance(hook, _Recorder):
+            yield hook.maps
+            hook = hook.previous
+
+
+def _as_module(model: Any) -> nn.Module:
+    """Return a module, or the module of a bundle."""
+    module = model if isinstance(model, nn.Module) else getattr(model, "model", None)
+    check_type(module if isinstance(module, nn.Module) else model, nn.Module, "model", "a bundle or a torch module")
+    assert isinstance(module, nn.Module)
+    return module
 
 
 def _reset_hooks(model: nn.Module, maps: AttentionMaps) -> Iterator[tuple[nn.Module, Callable[..., None]]]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from qkv import spec
-from qkv.errors import InputError
+from qkv.errors import InputError, describe_value
 from qkv.nn.dropout import dropout
 from qkv.nn.norm import build_norm
 from qkv.nn.position import LearnedPositions, SinusoidalPositions
@@ -47,6 +47,8 @@ class TokenEmbedding(nn.Module):
 
     def forward(self, ids: Ragged, token_type_ids: Tensor | None = None) -> Ragged:
         """Embed token ids; `token_type_ids` None: every token belongs to the first segment.  # [T] -> [T, width]"""
+        if not isinstance(ids, Ragged) or ids.values.dim() != 1 or ids.values.is_floating_point():
+            raise _not_token_ids(ids)
         if ids.layout.max_length > self.max_length:
             raise InputError(
                 f"a sequence of {ids.layout.max_length} tokens; this model takes at most {self.max_length}"
@@ -67,6 +69,15 @@ class TokenEmbedding(nn.Module):
         if self.norm is not None:
             x = self.norm(x)
         return dropout(x, self.spec.dropout) if self.training and self.spec.dropout else x
+
+
+def _not_token_ids(ids: object) -> InputError:
+    """Return the error for a batch that is not packed, such as the padded tensors [B, N] of other libraries."""
+    if isinstance(ids, Ragged):
+        return InputError(f"the model reads token ids [T], not values {list(ids.values.shape)} of {ids.values.dtype}")
+    batch = f"a tensor {list(ids.shape)}" if isinstance(ids, Tensor) else describe_value(ids)
+    remedy = "qkv.Ragged.from_padded(ids, attention_mask), or give texts to the bundle of qkv.load"
+    return InputError(f"the model reads a packed batch of token ids, not {batch}; use {remedy}")
 
 
 class PatchEmbedding(nn.Module):

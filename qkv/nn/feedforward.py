@@ -39,6 +39,7 @@ class FeedForward(nn.Module):
         self.gate = nn.Linear(s.d_model, s.d_ff, bias=s.bias) if s.gated else None
         self.down = nn.Linear(s.d_ff, s.d_model, bias=s.bias)
         self.dropout = s.dropout
+        self.activation_name = s.activation
         self.activation = ACTIVATIONS[s.activation]
 
     def forward(self, x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from qkv import spec
-from qkv.errors import InputError
+from qkv.errors import InputError, check_type
 from qkv.nn.embedding import TokenEmbedding
 from qkv.nn.frontend import FrontEnd, RawInput, build_front_end, build_token_embedding
 from qkv.nn.init import SkipInitOnMeta, init_weights
@@ -18,6 +18,7 @@ from qkv.nn.ragged import Ragged
 from qkv.nn.recurrent import RecurrentDecoder, RecurrentEncoder
 from qkv.nn.shell import HEAD_MODULES, DecoderState, Model, as_encoder_output, build_heads, is_head_or_lora
 from qkv.nn.stack import EncoderOutput, Stack, StackState
+from qkv.spec.check import check_memory, check_model
 
 __all__ = [
     "HEAD_MODULES",
@@ -29,6 +30,7 @@ __all__ = [
     "build",
     "build_on_meta",
     "is_head_or_lora",
+    "replace_head",
     "set_features_and_lora",
 ]
 
@@ -125,8 +127,7 @@ class Decoder(_Autoregressive):
 
     def __init__(self, s: spec.Model):
         super().__init__(s)
-        if not isinstance(s.decoder, spec.TransformerStack):
-            raise InputError(f"{s.family}: a decoder without an encoder must be a Transformer stack")
+        assert isinstance(s.decoder, spec.TransformerStack)  # see `check_model`
         self.target_embedding = build_token_embedding(s.target_embedding)
         self.decoder: Stack = Stack(s.decoder)
         self.head, self.aux_head = build_heads(s)
@@ -187,8 +188,6 @@ class EncoderDecoder(_Autoregressive):
     is_encoder_decoder = True
 
     def __init__(self, s: spec.Model):
-        if s.share_embeddings:
-            _check_shared_vocabulary(s)
         super().__init__(s)
         assert s.decoder is not None  # else `build` had chosen another shell
         self.source_embedding = build_front_end(s.source_embedding)
@@ -277,7 +276,15 @@ class EncoderDecoder(_Autoregressive):
 
 
 def build(s: spec.Model) -> Encoder | Decoder | EncoderDecoder:
-    """Build the module that a spec describes, newly initialized."""
+    """Build the module that a spec describes, newly initialized.
+
+    bert = qkv.families.get_family("bert")
+    model = qkv.build(bert.make_spec(bert.PRESETS["mini"], source_vocab_size=1000, head="masked_lm"))
+    """
+    check_type(s, spec.Model, "spec", "a qkv.spec.Model, such as make_spec of a family returns")
+    check_model(s)
+    if torch.get_default_device().type != "meta":
+        check_memory(s)
     model: Encoder | Decoder | EncoderDecoder
     model = Encoder(s) if s.decoder is None else Decoder(s) if s.encoder is None else EncoderDecoder(s)
     if s.lora is not None:
@@ -305,21 +312,17 @@ def set_features_and_lora(model: Model, feature_layers: spec.FeatureLayers, lora
     model.scalar_mix = make_scalar_mix(model.spec)
     head, num_layers = model.spec.head, num_concat_layers(model.spec)
     if head is not None and head.num_concat_layers != num_layers:
-        model.spec = spec.replace(model.spec, head=spec.replace(head, num_concat_layers=num_layers))
-        model.head = build_heads(model.spec)[0]
-        assert model.head is not None
-        init_weights(model.spec, model.head.train(model.training).modules())
+        if isinstance(head.pool, spec.Attention):
+            raise InputError("attention pooling reads one layer; set feature_layers to last, or pooling to mean")
+        replace_head(model, spec.replace(head, num_concat_layers=num_layers))
 
 
-def _check_shared_vocabulary(s: spec.Model) -> None:
-    if not isinstance(s.source_embedding, spec.Embedding) or s.target_embedding is None:
-        raise InputError("model.share_embeddings: source and target must both be tokens to share embeddings")
-    if s.source_embedding.vocab_size != s.target_embedding.vocab_size:
-        vocab_sizes = f"{s.source_embedding.vocab_size} and {s.target_embedding.vocab_size} tokens"
-        raise InputError(
-            f"model.share_embeddings: source and target have {vocab_sizes}; "
-            "one table needs one vocabulary (tokenizer.joint_vocab)"
-        )
+def replace_head(model: Model, head: spec.Head) -> None:
+    """Put a newly initialized head on a model; its auxiliary head stays."""
+    model.spec = spec.replace(model.spec, head=head)
+    model.head = build_heads(model.spec)[0]
+    assert model.head is not None
+    init_weights(model.spec, model.head.train(model.training).modules())
 
 
 def _refuse_token_types(token_type_ids: Tensor | None) -> None:

@@ -204,12 +204,6 @@ def as_encoder_output(output: Any) -> EncoderOutput:
 
 def build_heads(s: spec.Model) -> tuple[Head | None, Head | None]:
     """Build the head and the auxiliary head of a spec; each may be None."""
-    embedding = s.target_embedding if s.decoder is not None else s.source_embedding
-    tied_shape = (embedding.vocab_size, embedding.d_model) if isinstance(embedding, spec.Embedding) else None
-    if s.head is not None and s.head.tie_embeddings and tied_shape != (s.head.num_outputs, s.head.d_model):
-        raise InputError(f"{s.family}: a tied head needs the vocabulary and the width of the embedding")
-    if s.head is None and s.aux_head is not None:
-        raise InputError(f"{s.family}: aux_head is set but head is None; set head instead")
     if s.head is not None and s.head.num_concat_layers != num_concat_layers(s):  # a mean in earlier releases
         raise InputError(f"{s.family}: the head does not read the concatenation of {s.feature_layers}; train it again")
     return (None if s.head is None else Head(s.head)), (None if s.aux_head is None else Head(s.aux_head))

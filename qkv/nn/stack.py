@@ -15,6 +15,7 @@ from qkv.errors import InputError
 from qkv.nn.attention import Attention
 from qkv.nn.block import Block
 from qkv.nn.dropout import dropout
+from qkv.nn.indexed_cache import CacheIndex
 from qkv.nn.kernels import PositionBias
 from qkv.nn.kv_cache import KeyValues, KVCache
 from qkv.nn.mask import Bidirectional, Causal, Mask
@@ -44,6 +45,16 @@ class StackState:
             return
         for cache in self.caches:
             cache.reorder(indices)
+
+
+@dataclass
+class IndexedStackState(StackState):
+    """State of a stack whose caches are `IndexedKVCache`: beams are reordered in their index table."""
+
+    index: CacheIndex
+
+    def reorder(self, indices: Tensor) -> None:
+        self.index.reorder(indices)
 
 
 class Stack(nn.Module):

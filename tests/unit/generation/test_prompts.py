@@ -11,8 +11,6 @@ from qkv import spec
 from qkv.errors import InputError
 from qkv.families import gpt2
 from qkv.generation import GenerationConfig, generate
-from qkv.generation.beam_search import beam_search
-from qkv.generation.sampling import greedy
 from qkv.nn import Decoder, Ragged, build
 
 END = 3
@@ -42,7 +40,9 @@ def log_probability(model: Decoder, prompt: torch.Tensor, tokens: list[int]) -> 
 
 def test_greedy_takes_the_likeliest_token_at_each_step_of_each_prompt() -> None:
     model, batch = tiny(seed=1), prompts(5, 1, 8, 3)
-    for prompt, found in zip(batch.sequences(), greedy(model, batch, max_lengths=[9] * 4), strict=True):
+    for prompt, found in zip(
+        batch.sequences(), generate(model, batch, GenerationConfig(max_new_tokens=9)), strict=True
+    ):
         written = prompt.tolist()
         with torch.no_grad():
             while len(written) < len(prompt) + 9 and END not in written[len(prompt) :]:
@@ -59,9 +59,8 @@ def test_a_beam_as_wide_as_the_space_finds_the_best_continuations_there_are(pena
     cut = [list(w) for w in itertools.product(letters, repeat=3)]  # what the limit of three tokens cuts short
     scores = {tuple(w): log_probability(model, prompt, w) for w in ended + cut}
     best = sorted(scores, key=lambda w: -scores[w] / len(w) ** penalty)[:8]
-    found = beam_search(
-        model, Ragged.pack([prompt]), num_beams=200, max_lengths=[3], length_penalty=penalty, rank_unfinished=True
-    )[0][:8]
+    config = GenerationConfig(num_beams=200, n_best=8, max_new_tokens=3, length_penalty=penalty)
+    found = generate(model, Ragged.pack([prompt]), config)[0]
     assert [(*h.tokens, END) if h.finished else tuple(h.tokens) for h in found] == best
     assert [h.score for h in found] == pytest.approx([scores[w] for w in best], abs=1e-4)
 

@@ -50,8 +50,10 @@ class Written:
         self.head = torch.nn.Module()
         self.head.linear = torch.nn.Linear(1, vocabulary)
 
-    def encode(self, source: Ragged) -> Ragged:
-        return source
+    continues_input = False
+
+    def max_new_tokens(self, source_lengths: list[int], requested: int) -> list[int]:
+        return [requested] * len(source_lengths)
 
     def prefill(self, source: Ragged, rows_per_source: int, max_new_tokens: int) -> tuple[Tensor, Walk]:
         rows = len(source) * rows_per_source

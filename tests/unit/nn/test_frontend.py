@@ -8,8 +8,7 @@ from torch import Tensor
 
 from qkv import spec
 from qkv.errors import InputError
-from qkv.generation.beam_search import beam_search
-from qkv.generation.sampling import greedy
+from qkv.generation import GenerationConfig, generate
 from qkv.nn import BatchLayout, EncoderDecoder, Ragged, build
 from qkv.nn.embedding import PatchEmbedding, TokenEmbedding
 from qkv.nn.frontend import build_front_end
@@ -81,8 +80,7 @@ def test_every_image_patch_reaches_the_decoder() -> None:
 def test_an_encoder_decoder_over_image_patches_generates_what_its_teacher_forced_pass_prefers() -> None:
     model, source = captioner(), packed_images()
     with torch.no_grad():
-        limits = model.max_new_tokens(source.layout.lengths_list, 5)
-        hypotheses = [rows[0] for rows in greedy(model, source, max_lengths=limits)]
+        hypotheses = [rows[0] for rows in generate(model, source, GenerationConfig(max_new_tokens=5))]
         fed = Ragged.pack([torch.tensor([model.spec.bos_id, *h.tokens]) for h in hypotheses])
         logits = fed.with_values(model(source, fed)).sequences()
     for hypothesis, rows in zip(hypotheses, logits, strict=True):
@@ -93,7 +91,7 @@ def test_an_encoder_decoder_over_image_patches_generates_what_its_teacher_forced
 def test_beam_search_reads_images_too() -> None:
     model, source = captioner(), packed_images(2)
     with torch.no_grad():
-        rows = beam_search(model, source, num_beams=3, max_lengths=[4, 4], length_penalty=1.0, rank_unfinished=False)
+        rows = generate(model, source, GenerationConfig(num_beams=3, max_new_tokens=4))
     assert [len(hypotheses) > 0 for hypotheses in rows] == [True, True]
 
 

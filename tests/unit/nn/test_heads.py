@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from qkv import spec
-from qkv.nn import Ragged
+from qkv.nn import BatchLayout, Ragged
 from qkv.nn.heads import AttentionPool, Head
 from qkv.spec import Attention
 
@@ -37,6 +37,26 @@ def test_a_sequence_head_without_pool_reads_the_first_token() -> None:
     head = Head(spec.Head(kind="sequence", d_model=6, num_outputs=3, bias=True))
     firsts = torch.stack([h[0] for h in HIDDEN.sequences()])
     torch.testing.assert_close(head(HIDDEN), head.linear(firsts))
+
+
+def test_mean_pooling_reads_the_mean_of_the_states_of_each_sequence() -> None:
+    head = Head(spec.Head(kind="sequence", d_model=6, num_outputs=3, bias=True, pool="mean"))
+    means = torch.stack([h.mean(0) for h in HIDDEN.sequences()])
+    torch.testing.assert_close(head(HIDDEN), head.linear(means))
+    assert head.pooled_token is None
+
+
+def test_the_mean_of_a_sequence_is_the_same_number_in_every_batch() -> None:
+    alone = torch.cat([Ragged.pack([h]).mean() for h in HIDDEN.sequences()])
+    assert torch.equal(HIDDEN.mean(), alone)
+
+
+def test_the_mean_follows_the_lengths_that_a_cuda_graph_is_replayed_with() -> None:
+    static = Ragged(HIDDEN.values, BatchLayout([3, 3, 3]).mark_static())
+    static.mean()
+    assert static.layout.can_copy_from
+    static.layout.copy_from(HIDDEN.layout)
+    assert torch.equal(static.mean(), HIDDEN.mean())
 
 
 def test_a_sequence_head_with_pool_reads_the_pooled_vector() -> None:

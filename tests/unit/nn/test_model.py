@@ -118,7 +118,7 @@ def test_before_its_last_layer_every_shell_gives_the_rows_that_this_reads() -> N
         source_embedding=EMBED,
         encoder=spec.TransformerStack(block=BLOCK, num_layers=1),
         head=LM,
-        aux_head=spec.replace(LM, num_outputs=2),
+        aux_head=spec.Head(kind="token", d_model=8, num_outputs=2),
     )
     one = spec.Model(
         family="test",
@@ -145,7 +145,7 @@ def test_a_dot_score_between_states_of_unequal_width_is_refused() -> None:
         rnn.Config(d_model=4, hidden_size=6, attention="dot"), source_vocab_size=11, target_vocab_size=11
     )
     uneven = spec.replace(model.decoder, attention=spec.replace(model.decoder.attention, query_dim=7))
-    with pytest.raises(ValueError, match="of one size"):
+    with pytest.raises(ValueError, match=r"attention\.query_dim is 7, and the width of its queries is 6"):
         build(spec.replace(model, decoder=uneven))
 
 

@@ -11,12 +11,14 @@ from torch import Tensor
 
 import qkv
 from qkv import spec
-from qkv.analysis import cost
+from qkv.analysis import capture_attention, cost
 from qkv.errors import InputError
 from qkv.families import rnn
 from qkv.nn import EncoderDecoder, Ragged, build
-from qkv.nn.attention_score import SCORE_FUNCTIONS, AttentionScore, build_score
-from qkv.recipe.parse import model_spec, read_recipe
+from qkv.nn.attention_score import AttentionScore, build_score
+from qkv.recipe.model_section import model_spec
+from qkv.recipe.parse import read_recipe
+from qkv.score_functions import SCORE_FUNCTIONS
 
 NAMES = ["scaled_dot", "dot", "bilinear", "additive", "mlp"]
 
@@ -72,7 +74,7 @@ def test_a_recurrent_recipe_uses_a_registered_score_function(cosine: str, reques
     assert "decoder.attention.score.factor" in model.state_dict()
     source = Ragged.pack([torch.tensor([4, 5, 6]), torch.tensor([7])])
     target = Ragged.pack([torch.tensor([2, 5]), torch.tensor([2, 6, 7])])
-    with torch.no_grad(), qkv.capture_attention(model) as maps:
+    with torch.no_grad(), capture_attention(model) as maps:
         assert model(source, target).shape == (5, 9)
     sums = torch.cat([weights.sum(-1).flatten() for weights in maps["decoder.attention"]])
     torch.testing.assert_close(sums, torch.ones_like(sums))

@@ -1,0 +1,105 @@
+"""Generation settings: contradictions, options of the command line, and rules that transformers has no test for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from writers import Written, sources, tiny
+
+from qkv.errors import InputError
+from qkv.generation import GenerationConfig, generate
+from qkv.generation.config import parse_options, validate_search
+from qkv.generation.logits_processors import filter_for_sampling
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_beams": 3, "num_beam_groups": 2}, "cannot be divided into"),
+        ({"diversity_penalty": 0.5}, "needs num_beam_groups"),
+        ({"num_beams": 2, "do_sample": True}, "num_beams and do_sample exclude each other"),
+        ({"top_k": 5}, "top_k has an effect on sampling only"),
+        ({"typical_p": 0.5}, "typical_p has an effect on sampling only"),
+        ({"min_new_tokens": 5, "max_new_tokens": 3}, "min_new_tokens=5 exceeds max_new_tokens=3"),
+        ({"stop_strings": ("",)}, "a stop string is empty"),
+        ({"forced_bos_token_id": 4, "suppress_tokens": (4,)}, "token 4 is forced and suppressed"),
+        ({"early_stopping": "always"}, "early_stopping is false or true or never"),
+        ({"temperature": True}, "temperature"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_one_line(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        validate_search(GenerationConfig(**settings))
+
+
+def test_options_of_the_command_line_are_fields_of_the_config() -> None:
+    options = ["no_repeat_ngram_size=3", "bad_words_ids=[[3], [4, 5]]", "stop_strings=END", "early_stopping=never"]
+    assert parse_options(options, "--generation") == {
+        "no_repeat_ngram_size": 3,
+        "bad_words_ids": ((3,), (4, 5)),
+        "stop_strings": ("END",),
+        "early_stopping": "never",
+    }
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("num_beams", "is not KEY=VALUE"),
+        ("num_beam=2", "did you mean 'num_beams'"),
+        ("num_beams=many", "num_beams cannot be 'many'"),
+        ("num_beams=0", "num_beams must be at least 1"),
+    ],
+)
+def test_a_bad_option_is_one_line(option: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        parse_options([option], "--generation")
+
+
+def test_token_ids_outside_the_vocabulary_are_refused() -> None:
+    with pytest.raises(InputError, match="suppress_tokens: token 99 is not in the vocabulary of 11 tokens"):
+        generate(tiny("transformer"), sources(3), GenerationConfig(suppress_tokens=(99,)))
+
+
+def test_groups_of_a_diverse_search_begin_with_different_tokens() -> None:
+    """Three first tokens of p = 0.5, 0.3, 0.2: a high penalty makes each group take another one."""
+    model = Written({(): {4: 0.5, 5: 0.3, 6: 0.2}}, 9)
+    settings: dict[str, Any] = {"num_beams": 3, "n_best": 3, "max_new_tokens": 3}
+    config = GenerationConfig(**settings, num_beam_groups=3, diversity_penalty=50.0)
+    found = generate(model, sources(2), config)[0]
+    assert sorted(hypothesis.tokens for hypothesis in found) == [[4], [5], [6]]
+    alike = generate(model, sources(2), GenerationConfig(**settings, num_beam_groups=3))[0]
+    assert [hypothesis.tokens for hypothesis in alike] == [[4]] * 3
+
+
+def test_an_output_ends_at_a_stop_check() -> None:
+    model = Written({tuple([4] * n): {4: 1.0} for n in range(20)}, 9)
+    config = GenerationConfig(max_new_tokens=10)
+    (found,) = generate(model, sources(2), config, stop_check=lambda rows: [len(row) >= 3 for row in rows])[0]
+    assert found.tokens == [4, 4, 4]
+    assert found.finished
+
+
+def test_a_prefix_begins_every_output_and_costs_nothing() -> None:
+    model = tiny("transformer", seed=3)
+    for num_beams in (1, 3):
+        config = GenerationConfig(max_new_tokens=6, num_beams=num_beams)
+        for best, *_ in generate(model, sources(4, 2), config, prefix_ids=[7, 5]):
+            assert best.tokens[:2] == [7, 5]
+
+
+def test_log_probabilities_of_the_tokens_sum_up_to_the_score() -> None:
+    for settings in ({"num_beams": 4, "n_best": 4}, {"do_sample": True, "n_best": 3}, {}):
+        config = GenerationConfig(max_new_tokens=8, **settings)  # type: ignore[arg-type]
+        for rows in generate(tiny("rnn", seed=2), sources(5, 3), config):
+            for hypothesis in rows:
+                assert sum(hypothesis.token_log_probs) == pytest.approx(hypothesis.score, abs=1e-4)
+                assert len(hypothesis.token_log_probs) == len(hypothesis.tokens) + hypothesis.finished
+
+
+@pytest.mark.parametrize(("min_p", "kept"), [(0.1, 4), (0.5, 2), (1.0, 1)])
+def test_min_p_keeps_tokens_with_a_fraction_of_the_best_probability(min_p: float, kept: int) -> None:
+    scores = torch.tensor([[0.5, 0.25, 0.15, 0.1]]).log()
+    assert int(torch.isfinite(filter_for_sampling(scores, GenerationConfig(min_p=min_p))).sum()) == kept
