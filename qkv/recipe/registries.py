@@ -18,5 +18,7 @@ SCHEDULES: Registry[Callable[[int, int, int], float]] = Registry(
 )
 """Schedule functions `(step, warmup_steps, max_steps) -> fraction of the peak rate`, for steps after the warm-up."""
 
-CALLBACKS: Registry[Callable[[], Any]] = Registry("callback", {})
+CALLBACKS: Registry[Callable[[], Any]] = Registry(
+    "callback", {"wandb": "qkv.train.tracking:WandbCallback", "mlflow": "qkv.train.tracking:MLflowCallback"}
+)
 """Factories of callbacks; see `qkv.train.callbacks.Callback`."""

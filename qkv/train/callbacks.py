@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qkv.errors import InputError
+from qkv.errors import InputError, check_type
 from qkv.recipe.registries import CALLBACKS
 
 if TYPE_CHECKING:
@@ -35,13 +35,21 @@ class Callback:
     def on_checkpoint(self, trainer: Trainer, path: Path) -> None:
         """Called after a checkpoint was written; `path` is the run folder that contains it."""
 
+    def on_end(self, trainer: Trainer) -> None:
+        """Called once when the run ends, also if it is interrupted or fails."""
+
 
 def make_callbacks(names: Sequence[str], instances: Sequence[Callback]) -> list[Callback]:
     """Return the callbacks of a run: those that its recipe names, newly created, and the given instances."""
     callbacks = [*(CALLBACKS.get(name)() for name in names), *instances]
+    check_callbacks(callbacks)
+    return callbacks
+
+
+def check_callbacks(callbacks: Sequence[Callback]) -> None:
+    """Refuse anything but a list of callbacks."""
+    check_type(callbacks, (list, tuple), "callbacks", "a list of callbacks")
     for callback in callbacks:
         if not isinstance(callback, Callback):
-            raise InputError(
-                f"a callback derives from qkv.train.callbacks.Callback; {type(callback).__name__} does not"
-            )
-    return callbacks
+            reason = f"{type(callback).__name__} does not"
+            raise InputError(f"a callback derives from qkv.train.callbacks.Callback; {reason}")
