@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
-from annotated_types import Ge, Lt
-
-from qkv.recipe.fields import STRICT, PositiveInt
+from qkv.recipe.fields import STRICT, Seed, VocabSize
 from qkv.recipe.training import TrainConfig
 
-# keys of `train` that only recipes of tasks, or only recipes of pairs, may set
-TASKS_ONLY = {"epochs": "goes with tasks; set train.max_steps instead"}
+# keys of `train` that only recipes of pairs may set
 PAIRS_ONLY = dict.fromkeys(("scheduled_sampling", "rdrop_alpha"), "goes with pairs; leave it out")
 
 
@@ -32,7 +29,7 @@ class BaseRecipe:
     """The model: `family`, `size` and any field of the family's Config, or `init_from`, a pretrained model."""
     train: TrainConfig
     """Optimization settings."""
-    seed: Annotated[int, Ge(0), Lt(2**63)] = 1
+    seed: Seed = 1
     """Seed of initialization, data order, dropout and noise."""
     imports: list[str] = field(default_factory=list)
     """Python modules to import first, which register families, objectives, tasks and so on."""
@@ -49,6 +46,16 @@ class BaseRecipe:
         return getattr(self, "tokenizer", None) not in (None, TokenizerSection())
 
     @property
+    def head_lr_factor(self) -> float:
+        """Learning rate of the head relative to that of the backbone's last layer."""
+        return 1.0
+
+    @property
+    def keeps_last_weights(self) -> bool:
+        """Whether the run ends with the weights of its last step instead of those of the best validation."""
+        return False
+
+    @property
     def layerwise_lr_decay(self) -> float:
         """Learning rate of a layer relative to the layer above it."""
         return 1.0
@@ -60,7 +67,7 @@ class TokenizerSection:
 
     path: str | None = None
     """An existing tokenizer: its file or folder, or a model that has one."""
-    vocab_size: PositiveInt | None = None
+    vocab_size: VocabSize | None = None
     """Vocabulary size of a tokenizer that is trained."""
     lowercase: bool | None = None
     """Whether text is lower-cased; by default as the family does."""

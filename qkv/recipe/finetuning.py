@@ -8,7 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from annotated_types import Gt, Le, Len
 
 from qkv.recipe.base import PAIRS_ONLY, BaseRecipe, TokenizerSection
-from qkv.recipe.fields import STRICT, Fraction, NonNegativeFloat, PositiveFloat, PositiveInt
+from qkv.recipe.data_options import check_reader_options, reader_options_of
+from qkv.recipe.fields import STRICT, Dimension, Fraction, NonNegativeFloat, PositiveFloat, PositiveInt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +17,7 @@ class TaskData:
     """The section `data` of a task: examples and splits."""
 
     format: str
-    """File format of the examples, such as csv, jsonl, conll, squad, glue:MNLI, images; see docs/tasks.md."""
+    """File format of the examples, such as csv, jsonl, conll, squad, glue:MNLI, images; see docs/data.md."""
     train: str | list[str]
     """Training file, files, or folder of splits."""
     valid: str | list[str] | None = None
@@ -24,18 +25,32 @@ class TaskData:
     test: str | list[str] | None = None
     """Test file; by default the format's test split if `train` is a folder of splits."""
     hold_out: dict[Literal["valid", "test"], Fraction] = field(default_factory=dict)
-    """Fractions of `train` that are held out, chosen by a hash of each example's content."""
+    """Fractions of `train` that are held out, chosen as `split_by` says."""
+    split_by: Literal["content", "position"] = "content"
+    """How examples are held out: by a hash of their content, or the last ones of the files, valid before test."""
     group_by: str | None = None
     """Field whose equal values stay in one split, such as title or group; for questions, by default their context."""
     columns: dict[str, Any] = field(default_factory=dict)
     """Names of the columns (text, text_pair, label, …) and other options of the reader."""
+    delimiter: str | None = None
+    """Character between the fields of a table, or `tab`; by default detected, and then saved with the run."""
+    encoding: str | None = None
+    """Encoding of text files, such as utf-8, latin-1 or cp1252; by default detected, and then saved with the run."""
     skip_bad: bool = False
     """Skip examples that cannot be read, and list them."""
     fold: Annotated[list[PositiveInt], Len(2, 2)] | None = None
     """[k, n]: hold out fold k of n for validation."""
     __pydantic_config__ = STRICT
 
+    @property
+    def reader_options(self) -> dict[str, Any]:
+        """The options of the format's reader: columns, delimiter and encoding."""
+        return reader_options_of(self.columns, self.delimiter, self.encoding)
+
     def __post_init__(self) -> None:
+        check_reader_options(self.columns, self.delimiter, self.encoding)
+        if self.split_by == "position" and (self.fold is not None or self.group_by is not None):
+            raise ValueError("split_by: position goes with hold_out only; remove fold and group_by")
         if self.fold is None:
             return
         if self.fold[0] > self.fold[1] or self.fold[1] < 2:
@@ -48,7 +63,7 @@ class TaskData:
 class LoraSection:
     """LoRA: low-rank updates of frozen matrices (Hu et al. 2022)."""
 
-    rank: PositiveInt = 8
+    rank: Dimension = 8
     """Rank of the update matrices A and B."""
     alpha: PositiveFloat = 16.0
     """The update is scaled by alpha / rank."""
@@ -67,10 +82,14 @@ class FinetuneConfig:
     """`head` freezes the backbone; by default all parameters are trained, unless feature_layers or lora is set."""
     feature_layers: Literal["last", "concat_last_4", "scalar_mix"] | None = None
     """Layers of the frozen backbone that the head reads: the last, the last four concatenated, or a mix of all."""
+    pooling: Literal["first", "last", "mean", "attention"] | None = None
+    """Vector of a text that the head reads: its first or last token, the mean or a learned weighted mean of all."""
     lora: LoraSection | None = None
     """Train LoRA matrices in the frozen backbone, and the head."""
     layerwise_lr_decay: Annotated[float, Gt(0), Le(1)] = 1.0
     """Learning rate of a layer relative to the layer above it."""
+    head_lr_factor: PositiveFloat = 1.0
+    """Learning rate of the newly initialized head relative to that of the backbone's last layer."""
     class_weights: Literal["none", "balanced"] = "none"
     """`balanced` weights the loss of each class by its inverse frequency."""
     lm_loss_weight: NonNegativeFloat = 0.0
@@ -101,14 +120,22 @@ class FinetuneValidation:
     """The section `validation` of a task."""
 
     every_steps: PositiveInt | None = None
-    """Steps between validations; by default once per epoch."""
+    """Steps between validations; by default after each epoch, with `keep: last` at most about ten times in a run."""
     patience: PositiveInt | None = None
     """Stop after this many validations without improvement."""
+    keep: Literal["best", "last"] = "best"
+    """Weights that the run ends with: those of the best validation, or those of the last step."""
     metric: str | None = None
     """Metric that selects the best checkpoint; by default the task's primary metric."""
     max_examples: PositiveInt | None = None
     """Maximum number of validation examples; by default all."""
     __pydantic_config__ = STRICT
+
+    def __post_init__(self) -> None:
+        if self.keep == "last" and self.patience is not None:
+            raise ValueError(
+                "patience stops a run after its best weights, and keep: last drops them; remove one of them"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,3 +161,13 @@ class FinetuneRecipe(BaseRecipe):
     def layerwise_lr_decay(self) -> float:
         """Learning rate of a layer relative to the layer above it."""
         return self.finetune.layerwise_lr_decay
+
+    @property
+    def head_lr_factor(self) -> float:
+        """Learning rate of the head relative to that of the backbone's last layer."""
+        return self.finetune.head_lr_factor
+
+    @property
+    def keeps_last_weights(self) -> bool:
+        """Whether the run ends with the weights of its last step."""
+        return self.validation.keep == "last"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from qkv.recipe.base import PAIRS_ONLY, TASKS_ONLY, BaseRecipe, TokenizerSection
-from qkv.recipe.fields import STRICT, Fraction, NonNegativeInt, PositiveInt
+from qkv.recipe.base import PAIRS_ONLY, BaseRecipe, TokenizerSection
+from qkv.recipe.fields import STRICT, Fraction, PositiveInt, SampleCount, SequenceLength
 from qkv.recipe.objectives import ObjectiveConfig
 
 
@@ -20,6 +20,8 @@ class CorpusData:
     """Validation documents."""
     hold_out: Fraction = 0.0
     """Fraction of the training documents that is held out for validation if `valid` is not set."""
+    split_by: Literal["content", "position"] = "content"
+    """How text is held out: whole documents by a hash of their text, or the end of the text, also of one document."""
     format: Literal["line_per_document", "blank_line_separated", "file_per_document", "jsonl", "parquet"] | None = None
     """File format; by default inferred from the file name's extension."""
     text_field: str = "text"
@@ -28,7 +30,7 @@ class CorpusData:
     """Read and tokenize documents during training instead of before."""
     chunking: Literal["even", "greedy", "sentences", "packed"] | None = None
     """How documents become chunks: of nearly equal or maximum length, whole sentences, or packed across documents."""
-    max_length: PositiveInt | None = None
+    max_length: SequenceLength | None = None
     """Maximum tokens of a chunk, special tokens included; by default the model's maximum."""
     __pydantic_config__ = STRICT
 
@@ -37,13 +39,14 @@ class CorpusData:
 class PretrainingValidation:
     """The section `validation` of pretraining: perplexity of held-out text."""
 
-    every_steps: PositiveInt = 1000
-    """Steps between validations."""
+    default_every_steps: ClassVar[int | None] = 1000
+    every_steps: PositiveInt | None = None
+    """Steps between validations; by default 1,000, or once per epoch if `train.epochs` is set."""
     patience: PositiveInt | None = None
     """Stop after this many validations without improvement."""
     max_tokens: PositiveInt = 200_000
     """Maximum number of held-out tokens that are scored."""
-    num_samples: NonNegativeInt = 2
+    num_samples: SampleCount = 2
     """Number of held-out texts that are printed with the model's continuation, filled masks or reconstruction."""
     __pydantic_config__ = STRICT
 
@@ -53,7 +56,7 @@ class PretrainingRecipe(BaseRecipe):
     """A recipe with `objective`: a model is pretrained on documents."""
 
     key = "objective"
-    unsupported_train_keys: ClassVar[dict[str, str]] = TASKS_ONLY | PAIRS_ONLY
+    unsupported_train_keys: ClassVar[dict[str, str]] = PAIRS_ONLY
 
     data: CorpusData
     """The documents."""

@@ -5,8 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from qkv.recipe.base import TASKS_ONLY, BaseRecipe
-from qkv.recipe.fields import STRICT, Fraction, NonNegativeInt, PositiveFloat, PositiveInt
+from qkv.recipe.base import BaseRecipe
+from qkv.recipe.data_options import check_reader_options, reader_options_of
+from qkv.recipe.fields import (
+    STRICT,
+    BeamCount,
+    FiniteFloat,
+    Fraction,
+    PositiveFloat,
+    PositiveInt,
+    SampleCount,
+    SequenceLength,
+    VocabSize,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +34,8 @@ class PairDataset:
     """Test file or files."""
     hold_out: dict[Literal["valid", "test"], Fraction] = field(default_factory=dict)
     """Fractions of `train` that are held out for validation or test, for splits without a file."""
+    split_by: Literal["content", "position"] = "content"
+    """How pairs are held out: by a hash of their source, or the last ones of the files, valid before test."""
     keep_stress: bool = True
     """cmudict: keep the stress digits of vowels."""
     source_field: str = "source"
@@ -31,6 +44,10 @@ class PairDataset:
     """jsonl: field of the target text."""
     columns: dict[str, Any] = field(default_factory=dict)
     """parallel, summaries: names of the columns, and other options of the reader."""
+    delimiter: str | None = None
+    """parallel, summaries: character between the fields, or `tab`; by default detected, and then saved with the run."""
+    encoding: str | None = None
+    """Encoding of text files, such as utf-8, latin-1 or cp1252; by default detected, and then saved with the run."""
     prefix: str = ""
     """Text put before each source, such as "translate English to German: "."""
     name: str | None = None
@@ -38,6 +55,11 @@ class PairDataset:
     weight: PositiveFloat | None = None
     """Sampling weight among several datasets; by default they are sampled by size."""
     __pydantic_config__ = STRICT
+
+    @property
+    def reader_options(self) -> dict[str, Any]:
+        """The options of the format's reader: columns, delimiter and encoding."""
+        return reader_options_of(self.columns, self.delimiter, self.encoding)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +70,9 @@ class PairData(PairDataset):
     """Several datasets that are mixed, each with the keys above, instead of one."""
     mixing_temperature: PositiveFloat = 1.0
     """Datasets without weights are sampled in proportion to size^(1 / mixing_temperature)."""
-    max_source_length: PositiveInt | None = None
+    max_source_length: SequenceLength | None = None
     """Maximum tokens of a source; by default the model's maximum."""
-    max_target_length: PositiveInt | None = None
+    max_target_length: SequenceLength | None = None
     """Maximum tokens of a target, in training and in generation; by default the model's maximum."""
     on_too_long: Literal["refuse", "drop", "truncate"] = "refuse"
     """Action for a training pair over the maximum length."""
@@ -58,6 +80,8 @@ class PairData(PairDataset):
     """Action for a character or token that is not in the vocabulary: refuse it, or replace it by the unknown token."""
 
     def __post_init__(self) -> None:
+        for dataset in (self, *self.datasets):
+            check_reader_options(dataset.columns, dataset.delimiter, dataset.encoding)
         present = [name for name in ("format", "train") if getattr(self, name) is not None]
         if self.datasets and (present or self.valid or self.test or self.prefix):
             raise ValueError("with datasets, files and prefixes are set in each dataset; remove them from data")
@@ -89,7 +113,7 @@ class SideTokenizer:
 
     kind: Literal["character", "whitespace", "bpe", "unigram"]
     """Kind of vocabulary: characters, whitespace-separated symbols, byte-level BPE, or SentencePiece unigram."""
-    vocab_size: PositiveInt | None = None
+    vocab_size: VocabSize | None = None
     """Vocabulary size of bpe and unigram."""
     lowercase: bool = False
     """Whether text is lower-cased."""
@@ -113,8 +137,9 @@ class SideTokenizers:
 class Seq2SeqValidation:
     """The section `validation` of pairs."""
 
-    every_steps: PositiveInt = 1000
-    """Steps between validations."""
+    default_every_steps: ClassVar[int | None] = 1000
+    every_steps: PositiveInt | None = None
+    """Steps between validations; by default 1,000, or once per epoch if `train.epochs` is set."""
     patience: PositiveInt | None = None
     """Stop after this many validations without improvement."""
     metric: str = "token_error_rate"
@@ -123,9 +148,9 @@ class Seq2SeqValidation:
     """Maximum number of validation examples that are decoded; by default all."""
     exclude_train_sources: bool = False
     """Exclude validation examples whose source also occurs in the training data."""
-    num_beams: PositiveInt = 1
+    num_beams: BeamCount = 1
     """Beams of the search that decodes validation examples; 1 is greedy search."""
-    num_samples: NonNegativeInt = 2
+    num_samples: SampleCount = 2
     """Number of validation examples that are printed with the model's output."""
     __pydantic_config__ = STRICT
 
@@ -136,9 +161,9 @@ class TestConfig:
 
     __test__ = False  # not a test class, although its name begins like one
 
-    num_beams: PositiveInt = 1
+    num_beams: BeamCount = 1
     """Beams of the search; 1 is greedy search."""
-    length_penalty: float = 1.0
+    length_penalty: FiniteFloat = 1.0
     """Exponent of the length by which a hypothesis' log-probability is divided in beam search."""
     metrics: list[str] = field(default_factory=list)
     """Metrics that are reported; by default those of the validation metric."""
@@ -150,7 +175,6 @@ class Seq2SeqRecipe(BaseRecipe):
     """A recipe with neither `objective` nor `task`: an encoder-decoder learns from pairs."""
 
     key = ""
-    unsupported_train_keys: ClassVar[dict[str, str]] = TASKS_ONLY
 
     data: PairData
     """The pairs."""

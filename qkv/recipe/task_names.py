@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from qkv.errors import InputError, did_you_mean
+from qkv.errors import InputError, did_you_mean, quote
 from qkv.registry import Registry
 from qkv.renamed import renamed_value_message
 
@@ -57,5 +57,5 @@ def resolve_task_name(name: str) -> str:
     if name in PREDICTION_ONLY:
         raise InputError(f"task: '{name}' has no training data of its own; it is the task of a pretrained model")
     if name not in TASKS:
-        raise InputError(f"task: there is no '{name}'; {did_you_mean(name, [*trainable_task_names(), *ALIASES])}")
+        raise InputError(f"task: there is no {quote(name)}; {did_you_mean(name, [*trainable_task_names(), *ALIASES])}")
     return name

@@ -16,10 +16,13 @@ from qkv.recipe.fields import (
     PositiveFloat,
     PositiveInt,
     Probability,
+    WorkerCount,
 )
 from qkv.recipe.registries import CALLBACKS, SCHEDULES
 
-_DEFAULT_WARMUP_STEPS = 400
+_DEFAULT_WARMUP_RATIO, _MAX_DEFAULT_WARMUP = 0.1, 400  # of all steps; steps
+
+DEFAULT_BATCH_TOKENS = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,9 +32,11 @@ class TrainConfig:
     max_steps: PositiveInt | None = None
     """Number of optimizer steps. Set this or `epochs`."""
     epochs: PositiveFloat | None = None
-    """Number of passes over the training examples of a task, instead of `max_steps`."""
-    batch_tokens: PositiveInt = 4096
-    """Tokens per optimizer step, without padding; for pairs, source and target tokens together."""
+    """Number of passes over the training data, instead of `max_steps`; not for streamed text, whose size is unknown."""
+    batch_tokens: PositiveInt | None = None
+    """Tokens per step, without padding, for pairs of source and target together; 4096 if `batch_size` is not set."""
+    batch_size: PositiveInt | None = None
+    """Examples per step (texts, pairs, images or chunks of text), instead of `batch_tokens`."""
     gradient_accumulation_steps: PositiveInt = 1
     """Number of micro-batches that a batch is split into. The gradient does not depend on it."""
     optimizer: Literal["adam", "adamw"] = "adamw"
@@ -49,7 +54,7 @@ class TrainConfig:
     schedule: str = "inverse_sqrt"
     """Learning-rate schedule after the warm-up: `inverse_sqrt`, `linear`, `cosine`, `constant`, or a registered one."""
     warmup_steps: NonNegativeInt | None = None
-    """Steps of linear warm-up; 400 if neither this nor `warmup_ratio` is set."""
+    """Steps of linear warm-up; if neither this nor `warmup_ratio` is set, a tenth of all steps, at most 400."""
     warmup_ratio: Fraction | None = None
     """Warm-up as a fraction of all steps, instead of `warmup_steps`."""
     label_smoothing: Fraction = 0.0
@@ -78,9 +83,11 @@ class TrainConfig:
     """Also evaluate the mean of this many last checkpoints and keep it if it is better."""
     save_every: PositiveInt | None = None
     """Steps between checkpoints; by default a checkpoint is written at each validation."""
+    keep_checkpoint: bool = False
+    """Keep the checkpoint of a finished run, so that it can be extended exactly; 3 to 5 times the model's size."""
     log_every: PositiveInt = 50
     """Steps between training records in the log."""
-    num_workers: NonNegativeInt = 0
+    num_workers: WorkerCount = 0
     """Threads that prepare batches ahead of the training loop."""
     callbacks: list[str] = field(default_factory=list)
     """Names of registered callbacks that are called at steps, validations and checkpoints."""
@@ -88,9 +95,13 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         if self.max_steps is None and self.epochs is None:
-            raise ValueError("'max_steps' is missing; set max_steps, or epochs for a task")
+            raise ValueError("'max_steps' is missing; set max_steps or epochs")
         if self.max_steps is not None and self.epochs is not None:
             raise ValueError("max_steps and epochs are both set; set one of them")
+        if self.batch_tokens is not None and self.batch_size is not None:
+            raise ValueError("batch_tokens and batch_size are both set; set one of them")
+        if self.batch_tokens is None and self.batch_size is None:
+            object.__setattr__(self, "batch_tokens", DEFAULT_BATCH_TOKENS)  # frozen; saved with the run
         if self.warmup_steps is not None and self.warmup_ratio is not None:
             raise ValueError("warmup_steps and warmup_ratio are both set; set one of them")
         try:
@@ -101,8 +112,14 @@ class TrainConfig:
         except InputError as error:
             raise ValueError(str(error)) from None
 
+    def tokens_per_step(self, example_length: int) -> int:
+        """Return the tokens per step of examples of a length."""
+        return self.batch_tokens if self.batch_tokens is not None else (self.batch_size or 1) * example_length
+
     def warmup_steps_of(self, max_steps: int) -> int:
         """Return the number of warm-up steps of a run of `max_steps` steps."""
         if self.warmup_ratio is not None:
             return round(self.warmup_ratio * max_steps)
-        return _DEFAULT_WARMUP_STEPS if self.warmup_steps is None else self.warmup_steps
+        if self.warmup_steps is not None:
+            return self.warmup_steps
+        return min(_MAX_DEFAULT_WARMUP, max(1, round(_DEFAULT_WARMUP_RATIO * max_steps)))
