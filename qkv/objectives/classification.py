@@ -26,6 +26,8 @@ class Inputs(NamedTuple):
     num_choices: tuple[int, ...] = ()  # multiple choice: number of sequences of each example
     # word of each token of each sequence, if words are classified by the mean of their tokens; None: a special token
     word_ids: tuple[tuple[int | None, ...], ...] = ()
+    # [M or T or B, width] the head's input if the backbone is frozen and was run before
+    head_inputs: Tensor | None = None
 
     @property
     def num_targets(self) -> tuple[int, ...]:
@@ -43,6 +45,8 @@ def head_logits(model: Any, batch: Inputs) -> Tensor:
 
 
 def _token_logits(model: Any, batch: Inputs) -> Tensor:
+    if batch.head_inputs is not None:
+        return model.head(batch.head_inputs)  # type: ignore[no-any-return]  # a module
     logits: Tensor = model.logits(batch.source, batch.positions, batch.segments)
     return logits
 

@@ -5,50 +5,26 @@ There is no random state to save: random numbers of a step depend on the seed an
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from qkv.checkpoints.lora import load_trainable_state_dict, trainable_state_dict
 from qkv.checkpoints.safetensors_io import load_tensors, save_tensors
 from qkv.checkpoints.state import AnyModel, unique_state_dict
+from qkv.checkpoints.unfinished_run import BEST_WEIGHTS, LAST_CHECKPOINT
 from qkv.errors import InputError
 from qkv.train.ema import EMA
 from qkv.train.optimizer import load_optimizer_state, optimizer_state_tensors
-
-LAST_CHECKPOINT, BEST_WEIGHTS = "last.safetensors", "best.safetensors"
-SHARDED_LAST_CHECKPOINT = "last.json"  # names the checkpoint folder of a sharded model
-
-
-@dataclass
-class TrainState:
-    """The progress of a run."""
-
-    step: int = 0
-    epoch: int = 0
-    batch_index: int = 0  # the next batch of the epoch
-    best_metric: float | None = None  # best value of the validation metric
-    best_step: int = 0  # its step
-    validations_since_best: int = 0
-    averaging_steps: list[int] = field(default_factory=list)  # steps of the saved weights that are averaged at the end
-    tokens: int = 0  # trained on so far
-    train_seconds: float = 0.0  # spent in training steps
-    finished: bool = False
-    data_fingerprint: str = ""  # digest of the training data: a position is only valid for the same data
+from qkv.train.perf.lazy_adamw import load_pending_decay, pending_decay
+from qkv.train.train_state import TrainState, parse_train_state
 
 
 def averaging_path(folder: Path, step: int) -> Path:
     """Return the file of the weights of a step that are averaged at the end."""
     return folder / f"step-{step}.safetensors"
-
-
-def has_checkpoint(folder: Path) -> bool:
-    """Return whether a folder has a checkpoint to resume from."""
-    return (folder / LAST_CHECKPOINT).is_file() or (folder / SHARDED_LAST_CHECKPOINT).is_file()
 
 
 def check_best_exists(folder: Path) -> None:
@@ -84,11 +60,12 @@ def save_checkpoint(
     ema: EMA | None = None,
 ) -> None:
     """Write everything that resume needs, and only then delete older weights."""
-    tensors = {f"model.{name}": tensor for name, tensor in trainable_state_dict(model).items()}
+    tensors: dict[str, Tensor] = {f"model.{name}": tensor for name, tensor in trainable_state_dict(model).items()}
     tensors |= {f"optimizer.{name}": tensor for name, tensor in optimizer_state_tensors(optimizer).items()}
     if ema is not None:
         tensors |= {f"ema.{name}": tensor for name, tensor in ema.state_dict().items()}
-    save_tensors(folder / LAST_CHECKPOINT, tensors, {"train_state": json.dumps(dataclasses.asdict(train_state))})
+    tensors |= {f"decay.{name}": tensor for name, tensor in pending_decay(optimizer).items()}
+    save_tensors(folder / LAST_CHECKPOINT, tensors, {"train_state": train_state.to_json()})
     delete_stale_averages(folder, train_state)
 
 
@@ -108,15 +85,18 @@ def load_checkpoint(
     if not path.is_file():
         return TrainState()
     tensors, metadata = load_tensors(path)
-    tensors_by_prefix: dict[str, dict[str, torch.Tensor]] = {"model": {}, "optimizer": {}, "ema": {}}
+    train_state = parse_train_state(metadata.get("train_state", "{}"), str(path))
+    tensors_by_prefix: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "ema": {}, "decay": {}}
     for key, tensor in tensors.items():
         prefix, _, name = key.partition(".")
         tensors_by_prefix.setdefault(prefix, {})[name] = tensor
     load_trainable_state_dict(model, tensors_by_prefix["model"], str(path))
+    is_restart = 0 < train_state.optimizer_restart == train_state.step  # an extended run before its first step
     try:
-        train_state = TrainState(**json.loads(metadata["train_state"]))
-        load_optimizer_state(optimizer, tensors_by_prefix["optimizer"])
-    except (KeyError, TypeError, ValueError, RuntimeError):
+        if tensors_by_prefix["optimizer"] or not is_restart:
+            load_optimizer_state(optimizer, tensors_by_prefix["optimizer"])
+        load_pending_decay(optimizer, tensors_by_prefix["decay"])
+    except (KeyError, TypeError, ValueError, RuntimeError, IndexError):
         raise InputError(f"{path}: not a complete checkpoint; remove it to train from the start") from None
     if ema is not None:
         ema.load_state_dict(tensors_by_prefix["ema"])

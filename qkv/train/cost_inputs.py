@@ -60,8 +60,9 @@ def _from_folder(folder: Path, overrides: Sequence[str]) -> CostInputs:
 
 def with_default_lengths(model_spec: spec.Model, recipe: BaseRecipe | None) -> CostInputs:
     """Return cost inputs with short sequences, or with the number of patches of an image."""
-    if isinstance(model_spec.source_embedding, spec.PatchEmbedding):
-        return CostInputs(model_spec, model_spec.source_embedding.max_length, 0, recipe)
+    embedding = model_spec.source_embedding
+    if embedding is not None and embedding.fixed_length is not None:
+        return CostInputs(model_spec, embedding.fixed_length, 0, recipe)
     return with_lengths_up_to(model_spec, _DEFAULT_LENGTH, recipe)
 
 

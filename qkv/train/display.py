@@ -6,42 +6,48 @@ import itertools
 import os
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from qkv.errors import InputError
 from qkv.reports.report import headline_metrics
-from qkv.train.run_log import Record
+from qkv.train.interruption import TrainingInterrupted
+from qkv.train.run_log import Record, format_metric
 
-_DISPLAY_NAMES = {
-    "token_error_rate": "token error rate",
-    "sequence_error_rate": "sequence error rate",
-    "next_sentence_loss": "next-sentence loss",
-}
-_PERCENT_METRICS = ("token_error_rate", "sequence_error_rate", "accuracy")
 _TIME_KEYS = ("seconds", "eta_seconds")
 
 
 def format_record(record: Record) -> str:
     """Return a record as text; "" if there is nothing to show."""
     values = record.values
-    if record.kind == "note":
+    if record.kind in ("note", "resume"):
         return "\n".join(record.samples)
     if record.kind == "train":
-        speed = f"{values['tokens_per_second']:,.0f} tokens/s ({values['mfu']:.0%} of the matrix peak)"
+        mfu = f" (MFU {100 * values['mfu']:.0f} %)" if "mfu" in values else ""
+        speed = f"{values['tokens_per_second']:,.0f} tokens/s{mfu}"
         return f"step {record.step}: loss {values['loss']:.4f}, {speed}, {format_duration(values['eta_seconds'])} left"
     if record.kind == "valid":
         names = headline_metrics([name for name in values if name not in _TIME_KEYS])
-        scores = [f"{_DISPLAY_NAMES.get(name, name)} {_format_value(name, values[name])}" for name in names]
+        scores = [format_metric(name, values[name]) for name in names]
         return "\n  ".join([f"step {record.step}: held-out {', '.join(scores)}", *record.samples])
-    best_weights = f"step {values['best_step']:.0f}" if "best_step" in values else ""
+    return _format_final(record)
+
+
+def _format_final(record: Record) -> str:
+    """Return the reason why a run ended, and which weights were saved."""
+    values, (metric, value) = record.values, next(iter(record.values.items()))
+    count = values.get("validations_since_best", 0)
+    end = f"finished at step {record.step} after {format_duration(values['seconds'])} of training"
+    if count:
+        validations = f"{count:.0f} validation{'s' if count > 1 else ''}"
+        end = f"stopped early at step {record.step}: no improvement for {validations}"
+    elif record.step < values["max_steps"]:
+        end = f"stopped by a callback at step {record.step}"
+    weights = f"step {values['best_step']:.0f}" if "best_step" in values else ""
     if values["num_averaged_checkpoints"]:
-        best_weights = f"the mean of the last {values['num_averaged_checkpoints']:.0f} checkpoints"
-    return f"finished at step {record.step} after {format_duration(values['seconds'])} of training; kept {best_weights}"
-
-
-def _format_value(name: str, value: float) -> str:
-    return f"{value:.2%}" if name in _PERCENT_METRICS else f"{value:,.4g}"
+        weights = f"the mean of the last {values['num_averaged_checkpoints']:.0f} checkpoints"
+    return f"{end}; saved {weights}, {format_metric(metric, value)}"
 
 
 def format_duration(seconds: float) -> str:
@@ -51,14 +57,14 @@ def format_duration(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
-def _is_main_rank() -> bool:
+def is_main_rank() -> bool:
     """Return whether this is the first or only process; torchrun sets RANK."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def print_on_main(text: str) -> None:
     """Print in the main process only."""
-    if _is_main_rank():
+    if is_main_rank():
         print(text, flush=True)
 
 
@@ -69,14 +75,28 @@ def display(records: Iterable[Record], steps: int | None) -> bool:
         records: the records of `qkv.fit`.
         steps: number of steps of the run; None: as in the first record, a note.
     """
-    if not _is_main_rank() or not sys.stderr.isatty():
-        any_records = False
-        for record in records:
-            any_records = True
-            if format_record(record):
-                print_on_main(format_record(record))
-        return any_records
+    if not is_main_rank() or not sys.stderr.isatty():
+        return _display_lines(records, overwrite=_in_notebook())
     return _display_progress_bar(records, steps)
+
+
+def _display_lines(records: Iterable[Record], overwrite: bool) -> bool:
+    """Print one line per record; with `overwrite`, training records share one line, which a notebook updates."""
+    any_records, width = False, 0  # characters of the line that will be overwritten
+    for record in records:
+        any_records, text = True, format_record(record)
+        is_temporary = overwrite and record.kind == "train"
+        if text and is_main_rank():
+            print(f"\r{text:<{width}}" if width else text, end="" if is_temporary else "\n", flush=True)
+            width = len(text) if is_temporary else 0
+    return any_records
+
+
+def _in_notebook() -> bool:
+    """Return whether this process is the kernel of a notebook."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return hasattr(shell, "kernel")
 
 
 def _display_progress_bar(records: Iterable[Record], steps: int | None) -> bool:
@@ -110,6 +130,17 @@ def _display_progress_bar(records: Iterable[Record], steps: int | None) -> bool:
     return True
 
 
+@contextmanager
+def exit_if_interrupted() -> Iterator[None]:
+    """End the program with one line and the exit code of the signal if a run is interrupted inside the block."""
+    try:
+        yield
+    except TrainingInterrupted as error:
+        if is_main_rank():
+            print(f"qkv: {error}", file=sys.stderr)
+        raise SystemExit(error.exit_code) from None
+
+
 def log_tensorboard(records: Iterable[Record], folder: Path) -> Iterator[Record]:
     """Pass records on and write their values as TensorBoard events to the run folder."""
     try:
@@ -117,7 +148,7 @@ def log_tensorboard(records: Iterable[Record], folder: Path) -> Iterator[Record]
     except ImportError:
         raise InputError("--tensorboard needs the package: pip install 'qkv[tensorboard]'") from None
     writer: Any = None
-    if not _is_main_rank():
+    if not is_main_rank():
         yield from records
         return
     for record in records:

@@ -10,7 +10,7 @@ from qkv.checkpoints import ModelBundle, load
 from qkv.checkpoints.state import load_state, unique_state_dict
 from qkv.errors import InputError
 from qkv.nn.model import build_on_meta
-from qkv.recipe.parse import DROPOUT_KEYS
+from qkv.recipe.model_section import DROPOUT_KEYS
 from qkv.recipe.schema import BaseRecipe
 
 

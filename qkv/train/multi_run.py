@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from qkv.errors import InputError
 from qkv.recipe.schema import Recipe
-from qkv.train.run_log import LOG
+from qkv.train.run_log import LOG, parse_record
 from qkv.train.workload import workload_class
 
 # fields of a log record that are no metrics
-_RUN_KEYS = ("kind", "step", "seconds", "samples", "best_step", "num_averaged_checkpoints", "tokens")
+_RUN_KEYS = (
+    *("kind", "step", "max_steps", "seconds", "samples", "tokens"),
+    *("best_step", "num_averaged_checkpoints", "validations_since_best"),
+)
 
 
 class RunVariant(NamedTuple):
@@ -40,11 +43,18 @@ def with_folds(recipe: Recipe, folder: Path, count: int) -> Iterator[RunVariant]
 
 def final_metrics(folder: Path) -> dict[str, float]:
     """Return the validation metrics of a finished run's weights, from its log."""
-    records = [json.loads(line) for line in (folder / LOG).read_text(encoding="utf-8").splitlines()]
-    record = next(line for line in reversed(records) if line["kind"] == "final")
-    if not record["num_averaged_checkpoints"]:  # else the record itself has all metrics of the averaged weights
-        record = next(line for line in records if line["kind"] == "valid" and line["step"] == record["best_step"])
-    return {name: value for name, value in record.items() if name not in _RUN_KEYS}
+    path = folder / LOG
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True) if path.is_file() else []
+    records = [record for record in map(parse_record, lines) if record is not None]
+    record: dict[str, Any] = next((record for record in reversed(records) if record["kind"] == "final"), {})
+    if not record.get("num_averaged_checkpoints"):  # else the record itself has all metrics of the averaged weights
+        validations = [r for r in records if r["kind"] == "valid" and r["step"] == record.get("best_step")]
+        record = validations[-1] if validations else {}
+    if not record:
+        raise InputError(
+            f"{path}: the metrics of the finished run are missing or damaged; remove {folder} and run again"
+        )
+    return {name: value for name, value in record.items() if name not in _RUN_KEYS and isinstance(value, int | float)}
 
 
 def summary(metrics_by_run: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:

@@ -15,7 +15,12 @@ from qkv.train.perf.lazy_adamw import LazyEmbeddingAdamW, find_lazy_embeddings
 
 
 def build_optimizer(
-    model: Model, train_config: TrainConfig, layerwise_lr_decay: float = 1.0, *, lazy_embeddings: bool = False
+    model: Model,
+    train_config: TrainConfig,
+    layerwise_lr_decay: float = 1.0,
+    *,
+    head_lr_factor: float = 1.0,
+    lazy_embeddings: bool = False,
 ) -> torch.optim.Optimizer:
     """Build Adam (Kingma & Ba 2015) or AdamW (Loshchilov & Hutter 2019) of the trainable parameters.
 
@@ -23,6 +28,7 @@ def build_optimizer(
         model: the model; biases and norms have no weight decay.
         train_config: optimizer, learning rate, betas, epsilon and weight decay.
         layerwise_lr_decay: learning rate of a layer relative to the layer above it (Howard & Ruder 2018).
+        head_lr_factor: learning rate of the head relative to that of the backbone's last layer.
         lazy_embeddings: update large embeddings row by row (`qkv.train.perf.lazy_adamw`).
     """
     if train_config.weight_decay and train_config.optimizer == "adam":
@@ -33,6 +39,7 @@ def build_optimizer(
             continue
         is_matrix = parameter.dim() > 1 and not name.endswith("bias")
         lr_scale = layerwise_lr_decay ** layers_below_head(model.spec, name) if layerwise_lr_decay != 1 else 1.0
+        lr_scale *= head_lr_factor if name.split(".")[0] in HEAD_MODULES else 1.0
         groups.setdefault((lr_scale, train_config.weight_decay if is_matrix else 0.0), []).append(parameter)
     # matrices first, the highest layers first: checkpoints number the moments in this order
     order = sorted(groups, key=lambda key: (-key[0], -key[1]))

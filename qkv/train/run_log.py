@@ -15,10 +15,16 @@ import torch
 from torch import Tensor
 
 from qkv.errors import InputError
-from qkv.files import atomic_write_text
+from qkv.files import atomic_write_text, parse_json
 from qkv.train.distributed.processes import DistributedInfo, all_reduce_sum
 
 LOG = "log.jsonl"
+_DISPLAY_NAMES = {
+    "token_error_rate": "token error rate",
+    "sequence_error_rate": "sequence error rate",
+    "next_sentence_loss": "next-sentence loss",
+}
+_PERCENT_METRICS = ("token_error_rate", "sequence_error_rate", "accuracy")
 
 
 @dataclass(frozen=True)
@@ -26,13 +32,22 @@ class Record:
     """An event of a run."""
 
     kind: str
-    """`note` (about the data or a resumed run), `train`, `valid` or `final`."""
+    """`note` (about the data), `resume`, `train`, `valid` or `final`."""
     step: int
     """Number of optimizer steps so far."""
     values: dict[str, float] = field(default_factory=dict)
     """Losses, metrics, speed and times."""
     samples: tuple[str, ...] = ()
     """Lines of text: notes, or outputs of the model for validation inputs."""
+
+
+def format_metric(name: str, value: float) -> str:
+    """Return a metric for the user: its name and its value; "undefined" for nan, as a correlation with a constant."""
+    display_name = _DISPLAY_NAMES.get(name, name)
+    if math.isnan(value):
+        return f"{display_name} undefined"
+    number = f"{100 * value:.2f} %" if name in _PERCENT_METRICS else f"{value:,.4g}"
+    return f"{display_name} {number}"
 
 
 def append_record(path: Path, record: Record) -> None:
@@ -48,18 +63,33 @@ def append_record(path: Path, record: Record) -> None:
 
 
 def truncate_log(path: Path, step: int) -> None:
-    """Drop the records after a step, which a killed run logged after its last checkpoint."""
-    if path.is_file():
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
-        atomic_write_text(path, "".join(line for line in lines if _step_of_line(line) <= step))
+    """Drop the records after the step of a checkpoint, which a killed run logged; all of them without a checkpoint.
+
+    A run that is resumed at a step several times announces it once.
+    """
+    if path.exists() and not path.is_file():  # writing to a pipe would wait for a reader
+        raise InputError(f"{path}: is not a regular file; remove it")
+    if not path.is_file():
+        return
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True) if step else []
+    records = ((line, parse_record(line)) for line in lines)
+    kept_lines = [line for line, record in records if record is not None and _precedes(record, step)]
+    atomic_write_text(path, "".join(kept_lines))
 
 
-def _step_of_line(line: str) -> float:
-    """Return the step of a record; infinity for a line that was cut off by a kill."""
+def _precedes(record: dict[str, Any], step: int) -> bool:
+    return bool(record["step"] < step or (record["step"] == step and record["kind"] != "resume"))
+
+
+def parse_record(line: str) -> dict[str, Any] | None:
+    """Return the values of a line of a log; None for a damaged line, such as one that was cut off by a kill."""
     try:
-        return float(json.loads(line)["step"]) if line.endswith("\n") else math.inf
-    except (ValueError, KeyError, TypeError):
-        return math.inf
+        record = parse_json(line, LOG, allow_nan=True) if line.endswith("\n") else None
+    except InputError:
+        return None
+    if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
+        return None
+    return record if isinstance(record.get("step"), int) else None
 
 
 class LossMeter:

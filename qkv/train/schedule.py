@@ -80,5 +80,25 @@ def resolve_steps(recipe: Recipe, steps_per_epoch: Callable[[], int]) -> RunLeng
     train_config, max_steps = recipe.train, recipe.train.max_steps
     if max_steps is None:
         max_steps = max(1, round((train_config.epochs or 0) * steps_per_epoch()))
-    valid_every = recipe.validation.every_steps or steps_per_epoch()
+    default_every = getattr(recipe.validation, "default_every_steps", None) if train_config.epochs is None else None
+    valid_every = (
+        recipe.validation.every_steps or default_every or _default_valid_every(recipe, max_steps, steps_per_epoch())
+    )
     return RunLength(max_steps, train_config.warmup_steps_of(max_steps), valid_every)
+
+
+def warmup_note(train_config: TrainConfig, length: RunLength) -> str | None:
+    """Return a line about a warm-up that the recipe sets and the run is too short for; None if it fits."""
+    if train_config.warmup_steps is None or length.warmup_steps <= length.max_steps:
+        return None
+    reached = f"the learning rate reaches {100 * length.max_steps / length.warmup_steps:.0f} % of its peak"
+    return f"train.warmup_steps: {length.warmup_steps:,}, and the run has {length.max_steps:,} steps: {reached}"
+
+
+def _default_valid_every(recipe: Recipe, max_steps: int, steps_per_epoch: int) -> int:
+    """Return the steps between validations at the ends of epochs; fewer are enough if they choose no weights."""
+    num_epochs = -(-max_steps // (_MAX_VALIDATIONS * steps_per_epoch)) if recipe.keeps_last_weights else 1
+    return num_epochs * steps_per_epoch
+
+
+_MAX_VALIDATIONS = 10  # of a run that keeps its last weights

@@ -25,8 +25,10 @@ from qkv.train.distributed.processes import (
     wrap_model,
 )
 from qkv.train.ema import EMA
+from qkv.train.interruption import StopRequest, StopVotes
 from qkv.train.optimizer import build_optimizer
 from qkv.train.perf.cuda_graphs import CudaGraphRunner
+from qkv.train.perf.memory import check_training_memory
 from qkv.train.perf.mfu import compile_blocks, tune_malloc
 from qkv.train.perf.static_batch import StaticShapePadder
 from qkv.train.run_log import LossMeter
@@ -55,9 +57,12 @@ class TrainStep:
         train_config = recipe.train
         self.recipe, self.workload, self.dist_info = recipe, workload, dist_info
         self.device = dist_info.device
+        self.stop_request, self._stop_votes = StopRequest(), StopVotes(dist_info.device)
         self.use_bf16 = _configure_torch(train_config, self.device)
         torch.manual_seed(recipe.seed)
-        self.model = workload.model().to(self.device)
+        initial_model = workload.model()
+        check_training_memory(initial_model, train_config, self.device, dist_info.world_size)
+        self.model = initial_model.to(self.device)
         if train_config.activation_checkpointing:
             enable_activation_checkpointing(self.model)
         if train_config.compile:
@@ -65,7 +70,11 @@ class TrainStep:
         loss_module = LossModule(self.model, workload)
         self.loss_module = wrap_model(loss_module, self.model, train_config.strategy, self.use_bf16, dist_info)
         self.optimizer = build_optimizer(
-            self.model, train_config, recipe.layerwise_lr_decay, lazy_embeddings=self._can_use_lazy_embeddings()
+            self.model,
+            train_config,
+            recipe.layerwise_lr_decay,
+            head_lr_factor=recipe.head_lr_factor,
+            lazy_embeddings=self._can_use_lazy_embeddings(),
         )
         self.ema = self._make_ema()
         # 1 / number of targets in the current batch, per loss
@@ -133,6 +142,13 @@ class TrainStep:
             self.ema.update(self.model, step)
         meter.add(totals, counts, step_batch.num_tokens)
 
+    @property
+    def should_stop(self) -> bool:
+        """Whether a signal asked the run to stop; all processes agree on it."""
+        if self.dist_info.is_single:
+            return self.stop_request.signum is not None
+        return self._stop_votes.any_in_previous_step()
+
     def _set_loss_scale(self, step_batch: StepBatch) -> list[int]:
         """Set the scale of each loss, and return the number of targets of this process per loss."""
         num_losses = len(self.workload.loss_names)
@@ -143,8 +159,12 @@ class TrainStep:
         ]
         counts = np.sum([np.zeros(num_losses, np.int64), *target_counts], axis=0)
         world_size = self.dist_info.world_size  # gradients are averaged over processes
-        global_counts = all_reduce_sum(torch.from_numpy(counts), self.dist_info).clamp(min=1)
-        self._loss_scale.copy_(to_device_async(world_size / global_counts, self.device))
+        # one exchange for the counts and the requests to stop
+        sums = np.append(counts, int(self.stop_request.signum is not None))
+        global_sums = all_reduce_sum(torch.from_numpy(sums), self.dist_info)  # [losses + 1]
+        if not self.dist_info.is_single:
+            self._stop_votes.add(global_sums[-1:])
+        self._loss_scale.copy_(to_device_async(world_size / global_sums[:-1].clamp(min=1), self.device))
         return [int(count) for count in counts]
 
     def _backward(self, inputs: Any) -> tuple[Tensor, ...]:

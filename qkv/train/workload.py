@@ -7,14 +7,13 @@ whose `key` is the name that it is registered under.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from torch import nn
 
 from qkv import spec
-from qkv.checkpoints import ModelBundle
 from qkv.checkpoints.state import AnyModel
 from qkv.data.batching import DataPosition
 from qkv.errors import InputError
@@ -56,20 +55,6 @@ class Workload(Protocol):
             recipe: an instance of `recipe_class`.
             folder: the run folder, whose tokenizer is used if a run is resumed.
             data: the recipe's data if it was already read; None: it is read now.
-        """
-        ...
-
-    @classmethod
-    def test(
-        cls, bundle: ModelBundle, recipe: Any, paths: Sequence[str] | None = None, format: str | None = None
-    ) -> dict[str, float]:
-        """Return the metrics of a trained model on test data.
-
-        Args:
-            bundle: the model with its tokenizers or image processor, in eval mode.
-            recipe: the recipe that it was trained with.
-            paths: other test files; None: the recipe's test data (pretraining: its held-out text).
-            format: format of `paths`; None: that of the recipe.
         """
         ...
 

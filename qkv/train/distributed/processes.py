@@ -219,6 +219,11 @@ def all_reduce_sum(tensor: Tensor, dist_info: DistributedInfo) -> Tensor:
     return tensor
 
 
+def wait_for_all(dist_info: DistributedInfo) -> None:
+    """Return when all ranks have come this far."""
+    all_reduce_sum(torch.zeros(1), dist_info).item()
+
+
 def clip_grad_norm(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
     """Scale gradients down to a global norm of at most `max_norm`, and return their norm before."""
     parameters = list(parameters)

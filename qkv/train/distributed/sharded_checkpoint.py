@@ -8,27 +8,35 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import pickle
+import re
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from qkv.checkpoints.state import AnyModel, load_state, unique_state_dict
-from qkv.errors import InputError
-from qkv.files import atomic_write_text
+from qkv.checkpoints.unfinished_run import SHARDED_LAST_CHECKPOINT as LAST
+from qkv.errors import InputError, quote
+from qkv.files import atomic_write_text, parse_json, read_file
 from qkv.nn.model import build_on_meta
-from qkv.train.checkpoint import SHARDED_LAST_CHECKPOINT as LAST
-from qkv.train.checkpoint import TrainState, delete_stale_averages
+from qkv.train.checkpoint import delete_stale_averages
 from qkv.train.distributed.processes import DistributedInfo, on_main_rank
+from qkv.train.train_state import TrainState, train_state_from
+
+_FOLDER_NAME = re.compile(r"last-[0-9]{1,20}(-again)?")
 
 
 def save_sharded(
@@ -61,8 +69,8 @@ def load_sharded(
     path, train_state = metadata
     try:  # in place, because the model and the optimizer keep references to the tensors
         with _suppress_single_process_warning():
-            load(_named_tensors(model, optimizer), checkpoint_id=path, no_dist=dist_info.is_single)
-    except (CheckpointException, OSError, RuntimeError, ValueError) as error:
+            load(_named_tensors(model, optimizer), storage_reader=_SafeReader(path), no_dist=dist_info.is_single)
+    except (CheckpointException, *_DAMAGE) as error:
         raise InputError(
             f"{path}: not a complete checkpoint of this model ({_reason(error)}); remove {LAST} to train from the start"
         ) from None
@@ -125,11 +133,53 @@ def _read_metadata(folder: Path) -> tuple[Path, TrainState] | None:
     path = folder / LAST
     if not path.is_file():
         return None
-    try:
-        metadata = json.loads(path.read_text(encoding="utf-8"))
-        return folder / metadata["folder"], TrainState(**metadata["train_state"])
-    except (OSError, ValueError, KeyError, TypeError):
-        raise InputError(f"{path}: does not name a checkpoint; remove it to train from the start") from None
+    metadata = parse_json(read_file(path), str(path), allow_nan=True)
+    name = metadata.get("folder") if isinstance(metadata, dict) else None
+    if not isinstance(name, str) or not _FOLDER_NAME.fullmatch(name):
+        raise InputError(f"{path}: does not name a checkpoint; remove it to train from the start")
+    return folder / name, train_state_from(metadata.get("train_state"), str(path))
+
+
+class _SafeReader(FileSystemReader):
+    """torch's reader, which unpickles the names and sizes of tensors and nothing that could run code."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:  # noqa: ARG002
+        with open(self._get_metadata_path(), "rb") as file:
+            metadata = _MetadataUnpickler(file).load()
+        if not isinstance(metadata, Metadata) or not isinstance(metadata.storage_data, dict):
+            raise ValueError("the file .metadata describes no checkpoint")
+        for info in metadata.storage_data.values():
+            if Path(info.relative_path).name != str(info.relative_path):
+                raise ValueError(f"the file .metadata names {quote(str(info.relative_path))} outside its folder")
+        metadata.storage_meta = metadata.storage_meta or StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
+
+
+class _MetadataUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        is_value = module == "torch" and (name == "Size" or isinstance(getattr(torch, name, None), torch.dtype))
+        if not is_value and name not in _METADATA_CLASSES.get(module, ()):
+            raise pickle.UnpicklingError(f"the file .metadata contains {quote(f'{module}.{name}')}")
+        return super().find_class(module, name)
+
+
+_METADATA_CLASSES = {
+    "torch.distributed.checkpoint.metadata": (
+        *("BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta"),
+        *("TensorProperties", "TensorStorageMetadata", "_MEM_FORMAT_ENCODING"),
+    ),
+    "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
+    "torch.serialization": ("_get_layout",),
+    "pathlib": ("Path", "PosixPath", "PurePath", "PurePosixPath"),
+    "pathlib._local": ("Path", "PosixPath"),
+    "collections": ("OrderedDict",),
+}
+# what torch's reader and an unpickler may raise for damaged files
+_DAMAGE = (
+    *(OSError, RuntimeError, ValueError, TypeError, KeyError, AttributeError, IndexError, AssertionError),
+    *(pickle.UnpicklingError, EOFError, ImportError, MemoryError),
+)
 
 
 def _new_checkpoint_folder(folder: Path, step: int) -> tuple[str | None, str]:

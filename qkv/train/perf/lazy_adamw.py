@@ -55,6 +55,8 @@ class LazyEmbedding:
     def flush(self) -> None:
         """Apply the pending decay to all rows."""
         self.catch_up(torch.arange(len(self.active)))
+        self.total_decay = 1.0  # as in a run that is resumed from here
+        self.applied_decay.fill_(1.0)
 
     def disable(self) -> None:
         """Return to dense updates of the embedding."""
@@ -125,6 +127,44 @@ class LazyEmbeddingAdamW(torch.optim.AdamW):
                 if name in self.state[weight]:
                     embedding.activate(self.state[weight][name].any(1).nonzero()[:, 0])
         self._disable_mostly_active()
+
+
+def pending_decay(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Return the decay that lazy embeddings have not applied yet, named by the number of the parameter.
+
+    Applying it at another step than in an undisturbed run would round differently.
+    """
+    if not isinstance(optimizer, LazyEmbeddingAdamW):
+        return {}
+    tensors = {}
+    for index, embedding in _numbered_embeddings(optimizer).items():
+        if bool((embedding.applied_decay[~embedding.active] != embedding.total_decay).any()):
+            total = torch.tensor([embedding.total_decay], dtype=torch.float64)
+            tensors[str(index)] = torch.cat([total, embedding.applied_decay])  # [1 + rows]
+    return tensors
+
+
+def load_pending_decay(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Load what `pending_decay` returned, after the optimizer's state; an optimizer without lazy updates applies it."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    embeddings = _numbered_embeddings(optimizer) if isinstance(optimizer, LazyEmbeddingAdamW) else {}
+    for key, tensor in tensors.items():
+        weight, total, applied = parameters[int(key)], float(tensor[0]), tensor[1:].double()
+        if applied.shape != weight.shape[:1]:
+            raise ValueError(f"no decay per row of parameter {key}")
+        if int(key) in embeddings:
+            embeddings[int(key)].total_decay = total
+            embeddings[int(key)].applied_decay.copy_(applied)
+        else:
+            is_active = optimizer.state[weight]["exp_avg_sq"].any(1).cpu()  # [rows]
+            factors = torch.where(is_active, torch.ones_like(applied), total / applied)
+            with torch.no_grad():
+                weight.mul_(factors.to(weight)[:, None])
+
+
+def _numbered_embeddings(optimizer: LazyEmbeddingAdamW) -> dict[int, LazyEmbedding]:
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    return {index: optimizer.embeddings[p] for index, p in enumerate(parameters) if p in optimizer.embeddings}
 
 
 def find_lazy_embeddings(model: nn.Module) -> list[LazyEmbedding]:

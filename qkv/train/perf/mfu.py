@@ -1,7 +1,8 @@
 """Model FLOPs utilization (MFU) and settings that make training fast.
 
-MFU = tokens per second · FLOPs per token / peak FLOP/s (Chowdhery et al. 2022, appendix B). Their peak is the
-manufacturer's number, ours is measured with a matrix product.
+MFU = tokens per second · FLOPs per token / peak FLOP/s (Chowdhery et al. 2022, appendix B). The peak is the
+manufacturer's number for dense matrix products. There is none for a CPU, and a measured one is only right on a machine
+that nobody else uses, so that MFU is left out for CPUs and unknown GPUs.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,21 +25,37 @@ from qkv.nn.model import Model
 _MIN_SAMPLES = 8  # minimum number of timings; the fastest counts, because disturbances only slow down
 
 
-def matmul_peak_flops(device: torch.device | str, use_bf16: bool) -> float:
-    """Return the FLOP/s of a large matrix product, in bfloat16 if `use_bf16`; measured once per process and device."""
-    device = torch.device(device)
-    if device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", torch.cuda.current_device())
-    return _cached_matmul_peak(device, use_bf16, torch.get_float32_matmul_precision())
+# TFLOP/s of dense matrix products in bf16, TF32 and float32, by the manufacturer's data sheets; longer names first
+_PEAK_TFLOPS: tuple[tuple[str, tuple[float, float, float]], ...] = (
+    ("H100 PCIe", (756.0, 378.0, 51.0)),
+    ("H200", (989.0, 494.5, 67.0)),
+    ("H100", (989.0, 494.5, 67.0)),
+    ("A100", (312.0, 156.0, 19.5)),
+    ("L40S", (362.0, 183.0, 91.6)),
+    ("A10G", (70.0, 35.0, 35.0)),
+    ("A10", (125.0, 62.5, 31.2)),
+    ("L4", (121.0, 60.0, 30.3)),
+)
 
 
-@cache
-def _cached_matmul_peak(device: torch.device, use_bf16: bool, _: str) -> float:
-    return measure_matmul_peak(device, use_bf16)
+def peak_flops(device: torch.device, use_bf16: bool) -> float | None:
+    """Return the peak FLOP/s of a GPU in the precision of a run; None for a CPU or a GPU that is not in the table."""
+    if device.type != "cuda":
+        return None
+    return named_peak_flops(torch.cuda.get_device_name(device), use_bf16, torch.get_float32_matmul_precision())
+
+
+def named_peak_flops(name: str, use_bf16: bool, float32_precision: str) -> float | None:
+    """Return the peak FLOP/s of a GPU by its name, such as "NVIDIA H200"."""
+    words = f" {name.replace('-', ' ')} "
+    for gpu, (bf16, tf32, float32) in _PEAK_TFLOPS:
+        if f" {gpu} " in words:
+            return 1e12 * (bf16 if use_bf16 else float32 if float32_precision == "highest" else tf32)
+    return None
 
 
 def measure_matmul_peak(device: torch.device, use_bf16: bool, seconds: float = 0.15) -> float:
-    """Measure the FLOP/s of a large matrix product for about `seconds`; on a CPU in float32, as in training."""
+    """Measure the FLOP/s of a large matrix product for about `seconds`, for benchmarks; on a CPU in float32."""
     on_gpu = device.type == "cuda"
     n = (8192 if use_bf16 else 4096) if on_gpu else 1024
     dtype = torch.bfloat16 if use_bf16 and on_gpu else torch.float32
@@ -126,7 +143,12 @@ def flops_per_token_of_batch(model: spec.Model, inputs: Sequence[Any]) -> float:
     source = mean_lengths[0] if model.encoder is not None else 0.0
     target = mean_lengths[-1] if model.decoder is not None else 0.0
     logits_fraction = inputs.num_targets[0] / sum(lengths[-1]) if model.decoder is None else 1.0  # type: ignore[attr-defined]
-    return flops_per_token(model, source_length=source, target_length=target, logits_fraction=min(logits_fraction, 1.0))
+    flops = partial(
+        flops_per_token, source_length=source, target_length=target, logits_fraction=min(logits_fraction, 1.0)
+    )
+    if getattr(inputs, "head_inputs", None) is None:
+        return flops(model)
+    return flops(model) - flops(spec.replace(model, head=None))  # the frozen backbone was run before
 
 
 def trained_fraction(model: Model) -> float:

@@ -57,6 +57,8 @@ def can_pad(inputs: Any) -> bool:
     """Return whether inputs are texts with one label or number each, or with labels of tokens."""
     if not isinstance(inputs, Inputs) or inputs.source.values.dim() > 1 or inputs.num_choices or inputs.word_ids:
         return False
+    if inputs.head_inputs is not None:  # a step of the head alone
+        return False
     if inputs.positions is not None:
         return inputs.labels.shape == inputs.positions.shape
     spans = inputs.labels.dim() > 1 and not inputs.labels.is_floating_point()

@@ -18,29 +18,29 @@ from qkv import families, spec
 from qkv.checkpoints import ModelBundle
 from qkv.checkpoints.inputs import has_token_types, max_input_length
 from qkv.checkpoints.lora import backbone_digest, check_base_reference, write_base_reference
-from qkv.checkpoints.model_folder import SOURCE_TOKENIZER_FILE
+from qkv.checkpoints.model_folder import save_processors
 from qkv.checkpoints.state import AnyModel
 from qkv.data.batching import DataPosition
 from qkv.data.examples import Examples
-from qkv.data.image_processor import PREPROCESSOR, ImageProcessor
+from qkv.data.image_processor import ImageProcessor
 from qkv.data.rng import CounterRNG
 from qkv.errors import InputError, did_you_mean
 from qkv.families import bert
+from qkv.families.heads import with_pooling
 from qkv.metrics.registry import METRICS
 from qkv.nn import build
-from qkv.nn.model import set_features_and_lora
+from qkv.nn.model import replace_head, set_features_and_lora
 from qkv.objectives.classification import auxiliary_lm_loss, head_logits
 from qkv.objectives.loss import LossSum
-from qkv.recipe.parse import model_config
+from qkv.recipe.model_section import model_config
 from qkv.recipe.schema import FinetuneRecipe
-from qkv.tasks.base import Task, apply_head_overrides, compute_metrics, predict, require_head
+from qkv.tasks.base import Task, apply_head_overrides, compute_metrics, predict
 from qkv.tasks.features import Features
-from qkv.tasks.image_classification import ImageInput
 from qkv.tasks.recipe_task import make_task
 from qkv.tokenization.tokenizer import Tokenizer
-from qkv.train.checkpoint import has_checkpoint
 from qkv.train.cost_inputs import CostInputs, with_default_lengths
 from qkv.train.init_model import load_initial_model
+from qkv.train.run_folder import holds_run
 from qkv.train.workloads.finetuning_data import (
     FeatureBatch,
     FeatureBatches,
@@ -51,8 +51,11 @@ from qkv.train.workloads.finetuning_data import (
     make_data_notes,
     select_valid,
 )
+from qkv.train.workloads.frozen_backbone import FrozenFeatures, has_constant_features
 from qkv.train.workloads.pretraining_data import resolve_tokenizer, special_token_ids
-from qkv.train.workloads.task_data import fold_of, iter_texts, read_split, read_splits
+from qkv.train.workloads.task_data import fold_of, iter_texts, read_split, read_splits, with_detected_options
+
+_CHECKED_EXAMPLES = 4  # validation examples that are scored before training
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +84,7 @@ class FinetuneWorkload:
         """
         task = make_task(recipe)
         splits = read_splits(recipe.data, ("train", "valid")) if data is None else data
+        recipe = replace(recipe, data=with_detected_options(recipe.data, splits.values()))
         train, valid = check_splits(recipe.data, task, splits.pop("train"), splits.pop("valid"))
         labels = tuple(task.labels(train))
         recipe = replace(recipe, task=recipe.task | task.infer_settings(train))
@@ -101,22 +105,8 @@ class FinetuneWorkload:
             train = drop_unlearnable(featurizer, train)
         features = featurizer(train)
         valid = select_valid(recipe, valid, labels, featurizer.check_scorable)
-        data_notes = make_data_notes(train, valid, features, featurizer.max_length, model)
+        data_notes = make_data_notes(recipe.data, train, valid, features, featurizer.max_length, model)
         return cls(recipe, task, model, processor, features, valid, data_notes, base_digest)
-
-    @classmethod
-    def test(
-        cls, bundle: ModelBundle, recipe: FinetuneRecipe, paths: Sequence[str] | None = None, format: str | None = None
-    ) -> dict[str, float]:
-        """Return the task's metrics on the labeled examples of the test data."""
-        data, task = recipe.data, make_task(recipe)
-        if paths is not None:
-            data = replace(data, test=[*paths], format=format or data.format)
-        examples = [task.from_example(example) for example in read_split(data, "test")]
-        examples = [example for example in examples if example.is_labeled]
-        labels = task.output_names(require_head(task, bundle.model.spec))
-        predictions = predict(task, bundle, examples)
-        return compute_metrics(task, predictions, examples, labels, recipe.validation.metric)
 
     @classmethod
     def cost_inputs(
@@ -169,33 +159,43 @@ class FinetuneWorkload:
             for row in (*feature.input_ids, feature.labels, label_positions):
                 # all bytes of the array: the printed form of a long one omits its middle
                 hasher.update(np.asarray(row, dtype=np.float64).tobytes() + b"|")
-            if isinstance(feature.metadata, ImageInput):
-                hasher.update(feature.metadata.content_hash())
+            hasher.update(self.task.content_hash(feature))
         return hasher.hexdigest()
 
     def check(self) -> None:
         self._batches.batches_per_epoch(0)
+        self._check_metric()
 
     def steps_per_epoch(self) -> int:
         return self._batches.batches_per_epoch(0)
 
     def save_assets(self, folder: Path) -> None:
-        is_image = isinstance(self.processor, ImageProcessor)
-        self.processor.save(folder / (PREPROCESSOR if is_image else SOURCE_TOKENIZER_FILE))
+        save_processors(self.task.make_bundle(self.initial_model, self.processor), folder)
         if self.base_digest is not None:
             write_base_reference(folder, str(self.recipe.model["init_from"]), self.base_digest)
 
     def batches_from(self, epoch: int, batch_index: int) -> Iterator[tuple[DataPosition, FeatureBatch]]:
+        _ = self._frozen_features  # before threads collate batches; the model is on its device by now
         return self._batches.iterate_from(epoch, batch_index)
 
     @cached_property
+    def _frozen_features(self) -> FrozenFeatures | None:
+        """The head's input for all training examples if it never changes; sharded weights are not at hand for it."""
+        is_sharded = self.recipe.train.strategy == "fsdp"
+        if is_sharded or not has_constant_features(self.initial_model):
+            return None
+        return FrozenFeatures.compute(self.initial_model, self.features)
+
+    @cached_property
     def _batches(self) -> FeatureBatches:
-        train_config = self.recipe.train
-        return FeatureBatches(self.features, train_config.batch_tokens, self.recipe.seed, train_config.num_workers)
+        config, seed = self.recipe.train, self.recipe.seed
+        return FeatureBatches(self.features, config.batch_tokens, seed, config.num_workers, config.batch_size)
 
     def collate(self, batch: FeatureBatch, step: int) -> Any:  # noqa: ARG002
         rng = CounterRNG(self.recipe.seed, batch.epoch)
-        return self.task.collate_training(batch.features, has_token_types(self.spec), rng)
+        inputs = self.task.collate_training(batch.features, has_token_types(self.spec), rng)
+        frozen_features = self._frozen_features
+        return inputs if frozen_features is None else inputs._replace(head_inputs=frozen_features.select(batch.indices))
 
     def losses(self, model: AnyModel, inputs: Any) -> tuple[LossSum, ...]:
         lm_loss_weight = self.recipe.finetune.lm_loss_weight
@@ -209,17 +209,23 @@ class FinetuneWorkload:
         return self.initial_model
 
     def evaluate(self, model: AnyModel) -> dict[str, float]:
-        if isinstance(self.processor, ImageProcessor):
-            bundle = ModelBundle(model, image_processor=self.processor)
-        else:
-            bundle = ModelBundle(model, self.processor, self.processor)
-        examples = self.valid_examples
-        predictions = predict(self.task, bundle, examples)
+        return self._evaluate_examples(model, self.valid_examples)
+
+    def _evaluate_examples(self, model: AnyModel, examples: Sequence[Any]) -> dict[str, float]:
+        predictions = predict(self.task, self.task.make_bundle(model, self.processor), examples)
         metrics = compute_metrics(self.task, predictions, examples, self._labels, self.metric)
         if self.metric not in metrics:
             hint = did_you_mean(self.metric, metrics)
             raise InputError(f"validation.metric: {self.task.name} has no '{self.metric}'; {hint}")
         return metrics
+
+    def _check_metric(self) -> None:
+        """Score a few predictions: an unknown metric or a missing package is reported now, not after an epoch."""
+        if self.recipe.train.strategy == "fsdp":  # a sharded model does not predict
+            return
+        was_training = self.initial_model.training
+        self._evaluate_examples(self.initial_model.eval(), self.valid_examples[:_CHECKED_EXAMPLES])
+        self.initial_model.train(was_training)
 
     def sample_outputs(self, model: AnyModel) -> list[str]:  # noqa: ARG002
         """Return nothing: predictions are in the report of `qkv eval`."""
@@ -276,17 +282,22 @@ def _name_task_in_errors(task: Task[Any]) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        if not str(error).startswith("head: "):
+        location, separator, reason = str(error).partition("head: ")
+        if not separator or (location and not location.endswith(": ")):
             raise
-        raise InputError(f"task {task.name} needs a '{task.head_kind}' {error}") from None
+        raise InputError(f"{location}task {task.name} needs a '{task.head_kind}' head: {reason}") from None
 
 
 def _apply_finetune_config(recipe: FinetuneRecipe, folder: Path, model: AnyModel) -> str | None:
-    """Add LoRA weights and feature layers to the model, and freeze its backbone.
+    """Set the head's pooling, add LoRA weights and feature layers to the model, and freeze its backbone.
 
     Returns the digest of the backbone if the recipe has LoRA weights, which are saved without it.
     """
     finetune, base_digest = recipe.finetune, None
+    if finetune.pooling is not None:
+        pooled_head = with_pooling(model.spec, finetune.pooling).head
+        if pooled_head is not None and pooled_head != model.spec.head:
+            replace_head(model, pooled_head)
     is_sharded = recipe.train.strategy == "fsdp"
     if finetune.lm_loss_weight and (not model.continues_input or finetune.backbone_frozen or is_sharded):
         reason = "goes with a decoder such as gpt2 that is trained as a whole, and with train.strategy: ddp"
@@ -295,7 +306,7 @@ def _apply_finetune_config(recipe: FinetuneRecipe, folder: Path, model: AnyModel
         if is_sharded:
             raise InputError("finetune.lora: is not supported with train.strategy: fsdp; use ddp")
         base_digest = backbone_digest(model)
-        if has_checkpoint(folder):
+        if holds_run(folder):
             check_base_reference(folder, str(recipe.model["init_from"]), base_digest)
     if finetune.lora is not None or finetune.feature_layers not in (None, "last"):
         lora_config = None

@@ -14,7 +14,7 @@ from qkv.data.batching import Ints, ResumableBatches, balanced_split
 from qkv.data.examples import Examples
 from qkv.data.filtering import filter_invalid, format_skipped
 from qkv.data.image_processor import ImageProcessor
-from qkv.data.labels import check_labels
+from qkv.data.labels import check_labels, describe_labels
 from qkv.errors import InputError
 from qkv.nn.model import Model
 from qkv.recipe.schema import FinetuneRecipe, TaskData
@@ -28,6 +28,7 @@ class FeatureBatch:
     """A batch of featurized examples."""
 
     features: list[Features]
+    indices: Ints  # of the features in the training set
     epoch: int
 
     @property
@@ -39,7 +40,8 @@ class FeatureBatch:
         """Split into at most `num_microbatches` consecutive batches of about equal token count."""
         ends = np.cumsum([feature.length for feature in self.features]).tolist()
         edges = balanced_split(ends, min(num_microbatches, len(self.features)))
-        return [FeatureBatch(self.features[start:end], self.epoch) for start, end in pairwise(edges)]
+        slices = [slice(*edge) for edge in pairwise(edges)]
+        return [FeatureBatch(self.features[rows], self.indices[rows], self.epoch) for rows in slices]
 
 
 class FeatureBatches(ResumableBatches[FeatureBatch]):
@@ -48,8 +50,15 @@ class FeatureBatches(ResumableBatches[FeatureBatch]):
     Batches are not bucketed by length: there is no padding to save, and examples of equal length are often similar.
     """
 
-    def __init__(self, features: Sequence[Features], max_tokens: int, seed: int, num_workers: int = 0) -> None:
-        super().__init__(max_tokens, seed, num_workers, bucket_pool=1)
+    def __init__(
+        self,
+        features: Sequence[Features],
+        max_tokens: int | None,
+        seed: int,
+        num_workers: int = 0,
+        max_examples: int | None = None,
+    ) -> None:
+        super().__init__(max_tokens, seed, num_workers, bucket_pool=1, max_examples=max_examples)
         self._features = features
         self._feature_lengths = np.array([feature.length for feature in features], dtype=np.int64)
 
@@ -57,7 +66,7 @@ class FeatureBatches(ResumableBatches[FeatureBatch]):
         return self._feature_lengths, np.zeros_like(self._feature_lengths)
 
     def _collate(self, epoch: int, indices: Ints) -> FeatureBatch:
-        return FeatureBatch([self._features[index] for index in indices], epoch)
+        return FeatureBatch([self._features[index] for index in indices], indices, epoch)
 
 
 @dataclass(frozen=True)
@@ -84,6 +93,9 @@ def check_splits(
     data: TaskData, task: Task[Any], train: Examples[Any], valid: Examples[Any]
 ) -> tuple[Examples[Any], Examples[Any]]:
     """Return the training and validation examples, of which there must be some; bad ones are skipped if requested."""
+    if not train and valid and data.valid is None and "valid" in data.hold_out:
+        message = f"all {len(valid):,} examples were held out for validation, because their texts are equal or too few"
+        raise InputError(f"no training examples: {message}; give --valid FILE, or more examples")
     if data.skip_bad:
         train = filter_invalid(train, task.labels)
     if train and not valid and not valid.skipped and data.valid is None:
@@ -128,7 +140,7 @@ def select_valid(
         valid = require_examples(filter_invalid(valid, check), "validation")
     max_examples = recipe.validation.max_examples
     if max_examples is not None and max_examples < len(valid):
-        valid = Examples((valid[i * len(valid) // max_examples] for i in range(max_examples)), valid.skipped)
+        valid = valid.derive(valid[i * len(valid) // max_examples] for i in range(max_examples))
     if not recipe.data.skip_bad:
         if recipe.data.valid is None and recipe.data.hold_out and labels:
             _check_labels_in_train(labels, valid)
@@ -144,11 +156,31 @@ def _check_labels_in_train(labels: Sequence[str], held_out: Sequence[Any]) -> No
         raise InputError(f"{errors[0]}; {message}")
 
 
+def _hold_out_notes(data: TaskData) -> list[str]:
+    """Return a line on how the validation examples were chosen; none if they have their own file."""
+    fraction = data.hold_out.get("valid")
+    if fraction is None or data.valid is not None:
+        return []
+    choice = f"chosen by a hash of their {data.group_by or 'text'}"
+    if data.split_by == "position":
+        choice = "the last ones of the files"
+    return [f"{100 * fraction:.3g} % of the examples are held out, {choice}"]
+
+
 def make_data_notes(
-    train: Examples[Any], valid: Examples[Any], features: Sequence[Features], max_length: int, model: Model
+    data: TaskData,
+    train: Examples[Any],
+    valid: Examples[Any],
+    features: Sequence[Features],
+    max_length: int,
+    model: Model,
 ) -> tuple[str, ...]:
-    """Return lines with the number of examples, of trained parameters, and of truncated and skipped examples."""
-    notes = [f"{len(train):,} training and {len(valid):,} validation examples"]
+    """Return lines on the data: detected settings, examples, labels, trained parameters, truncated and skipped ones."""
+    notes = [*dict.fromkeys([*train.notes, *valid.notes])]
+    notes.append(f"{len(train):,} training and {len(valid):,} validation examples")
+    notes += _hold_out_notes(data)
+    label_note = describe_labels(train)
+    notes += [] if label_note is None else [label_note]
     num_total = sum(p.numel() for p in model.parameters())
     num_trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     if num_trained < num_total:

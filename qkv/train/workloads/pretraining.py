@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from qkv import families, spec
-from qkv.checkpoints import ModelBundle
 from qkv.checkpoints.model_folder import SOURCE_TOKENIZER_FILE
 from qkv.checkpoints.state import AnyModel
 from qkv.data.batching import DataPosition
@@ -28,6 +27,7 @@ from qkv.objectives.loss import LossSum, to_device
 from qkv.objectives.mixture import ObjectiveMixture
 from qkv.objectives.samples import SAMPLE_LENGTH
 from qkv.recipe.schema import PretrainingRecipe
+from qkv.recipe.training import DEFAULT_BATCH_TOKENS
 from qkv.tokenization.tokenizer import Tokenizer
 from qkv.train.cost_inputs import CostInputs, with_lengths_up_to
 from qkv.train.init_model import load_initial_model
@@ -58,7 +58,6 @@ class PretrainingWorkload:
     recipe_class = PretrainingRecipe
     metric = "perplexity"
     higher_is_better = False
-    data_notes = ()
 
     @classmethod
     def build(cls, recipe: PretrainingRecipe, folder: Path, data: None = None) -> PretrainingWorkload:  # noqa: ARG003
@@ -76,17 +75,6 @@ class PretrainingWorkload:
             chunker = Chunker(recipe, tokenizer, spec_for_tokenizer(recipe, tokenizer))
         valid_corpus = load_validation_corpus(recipe, tokenizer)
         return cls(recipe, chunker, *load_training_corpus(recipe, chunker), valid_corpus, initial_model)
-
-    @classmethod
-    def test(
-        cls,
-        bundle: ModelBundle,
-        recipe: PretrainingRecipe,
-        paths: Sequence[str] | None = None,
-        format: str | None = None,
-    ) -> dict[str, float]:
-        """Return the perplexity of text; see `evaluate_perplexity`."""
-        return evaluate_perplexity(bundle, recipe, None if paths is None else [*paths], format)
 
     @classmethod
     def cost_inputs(
@@ -148,14 +136,20 @@ class PretrainingWorkload:
     def batches_from(self, epoch: int, batch_index: int) -> Iterator[tuple[DataPosition, ChunkBatch]]:
         return self._batches.iterate_from(epoch, batch_index)
 
+    @property
+    def data_notes(self) -> tuple[str, ...]:
+        valid = f"{self.valid_corpus.tokens:,} held-out tokens"
+        if isinstance(self.train_corpus, StreamingBatches):
+            return (f"training text is streamed; {valid}",)
+        return (f"{len(self.train_corpus):,} training documents, {self.train_corpus.tokens:,} tokens; {valid}",)
+
     @cached_property
     def _batches(self) -> ChunkBatches | StreamingBatches:
         if isinstance(self.train_corpus, StreamingBatches):
             return self.train_corpus
-        train_config = self.recipe.train
-        return ChunkBatches(
-            self.chunker(self.train_corpus), train_config.batch_tokens, self.recipe.seed, train_config.num_workers
-        )
+        config, seed = self.recipe.train, self.recipe.seed
+        chunks = self.chunker(self.train_corpus)
+        return ChunkBatches(chunks, config.batch_tokens, seed, config.num_workers, max_examples=config.batch_size)
 
     def collate(self, batch: ChunkBatch, step: int) -> Any:
         rng = CounterRNG(self.recipe.seed, batch.epoch)
@@ -172,7 +166,7 @@ class PretrainingWorkload:
             chunks = self.chunker(self.valid_corpus)
         except InputError as error:
             raise InputError(f"held-out text (data.valid, data.hold_out): {error}") from None
-        max_tokens = self.recipe.train.batch_tokens
+        max_tokens = self.recipe.train.batch_tokens or DEFAULT_BATCH_TOKENS
         lengths = chunks.lengths(0)
         token_offsets = np.cumsum(lengths) - lengths
         indices = np.flatnonzero(token_offsets < self.recipe.validation.max_tokens)
@@ -245,29 +239,3 @@ def _pretraining_head(family: str, objectives: ObjectiveMixture) -> str:
         return "pretraining"
     names = families.head_names(families.get_family(family))
     return next((name for name in ("masked_lm", "lm", "seq2seq_lm") if name in names), "lm")
-
-
-def evaluate_perplexity(
-    bundle: ModelBundle, recipe: PretrainingRecipe, paths: list[str] | None, format: str | None = None
-) -> dict[str, float]:
-    """Return the perplexity of a trained model on text, its mean losses and the number of tokens.
-
-    Args:
-        bundle: the model with its tokenizer.
-        recipe: the recipe of its run, which defines the objective.
-        paths: the text; None: the held-out text of the recipe, all of it.
-        format: file format of `paths`; None: that of the recipe.
-    """
-    if bundle.source_tokenizer is None:
-        raise InputError("this model has no tokenizer, which evaluation on text needs; give the folder of a run")
-    if paths is not None:
-        # the reader of the files refuses an unknown format
-        data = replace(recipe.data, valid=paths, format=format or recipe.data.format)  # type: ignore[arg-type]
-        recipe = replace(recipe, data=data)
-    recipe = replace(recipe, validation=replace(recipe.validation, max_tokens=2**62))
-    valid_corpus = load_validation_corpus(recipe, bundle.source_tokenizer)
-    workload = PretrainingWorkload(
-        recipe, Chunker(recipe, bundle.source_tokenizer, bundle.model.spec), valid_corpus, "", valid_corpus
-    )
-    workload.check_validation_data()
-    return workload.evaluate(bundle.model) | {"tokens": float(valid_corpus.tokens)}

@@ -16,6 +16,7 @@ from qkv.checkpoints.tokenizers import find_tokenizers
 from qkv.data.corpora.chunks import ChunkedDocuments, ChunkSource, PackedDocuments
 from qkv.data.corpora.corpus import Corpus, Document, name_implies_format
 from qkv.data.corpora.nsp import NextSentencePairs
+from qkv.data.corpora.position_split import split_documents
 from qkv.data.corpora.shards import META, Shards
 from qkv.data.corpora.streaming import StreamingBatches
 from qkv.data.corpora.tokenized_corpus import TokenizedCorpus, encode, tokenizer_fingerprint
@@ -23,29 +24,34 @@ from qkv.data.splitting import unit_hash
 from qkv.errors import InputError, NoTextError
 from qkv.objectives.base import TextContext
 from qkv.objectives.mixture import ObjectiveMixture
-from qkv.recipe.parse import model_config
+from qkv.recipe.model_section import model_config
 from qkv.recipe.schema import CorpusData, FinetuneRecipe, PretrainingRecipe
 from qkv.tokenization.template import Template, special_tokens_around_vocab
 from qkv.tokenization.tokenizer import Tokenizer, train_tokenizer
-from qkv.train.checkpoint import has_checkpoint
+from qkv.train.run_folder import holds_run
 
 
 class SplitDocuments:
     """The training documents of a recipe, or those held out of them; each iteration reads the files again.
 
-    The split of a document depends on its text alone, so that streaming and added documents do not change it.
+    The split of a document depends on its text alone, so that streaming and added documents do not change it; with
+    `split_by: position` the last part of the text is held out.
     """
 
     def __init__(self, data: CorpusData, *, held_out: bool = False) -> None:
         self.corpus = Corpus(_as_names(data.train, "data.train"), format=data.format, text_field=data.text_field)
         self.hold_out_fraction, self.held_out = (0.0 if data.valid is not None else data.hold_out), held_out
+        self.by_position = data.split_by == "position" and self.hold_out_fraction > 0
 
     def __iter__(self) -> Iterator[Document]:
+        if self.by_position:
+            return split_documents(self.corpus, self.hold_out_fraction, held_out=self.held_out)
         return (d for d in self.corpus if (unit_hash(d.text) < self.hold_out_fraction) == self.held_out)
 
     def fingerprint(self, tokenizer: Tokenizer) -> str:
         """Return a digest of the file names and sizes, the split and the tokenizer, without reading the files."""
-        description = json.dumps([self.corpus.manifest(), self.hold_out_fraction, tokenizer_fingerprint(tokenizer)])
+        settings = [self.corpus.manifest(), self.hold_out_fraction, tokenizer_fingerprint(tokenizer)]
+        description = json.dumps([*settings, *(["position"] if self.by_position else [])])
         return hashlib.blake2b(description.encode(), digest_size=16).hexdigest()
 
 
@@ -83,7 +89,8 @@ def find_tokenizer(recipe: PretrainingRecipe, folder: Path) -> Tokenizer:
         template = getattr(families.get_family(recipe.model["family"]), "TOKENIZER_TEMPLATE", None)
         return resolve_tokenizer(recipe, folder, documents(), template)
     except NoTextError:
-        hint = ", or hold out less (data.hold_out)" if SplitDocuments(recipe.data).hold_out_fraction else ""
+        split_hint = ", or hold out less (data.hold_out), or the end of the text (data.split_by: position)"
+        hint = split_hint if SplitDocuments(recipe.data).hold_out_fraction else ""
         raise InputError(f"data.train: {', '.join(names)}: no text to train on; add documents{hint}") from None
 
 
@@ -91,7 +98,7 @@ def resolve_tokenizer(
     recipe: PretrainingRecipe | FinetuneRecipe, folder: Path, texts: Iterable[str], template: Template | None
 ) -> Tokenizer:
     """Return the tokenizer of the run or of the recipe, or train one of a template's kind, which reads the texts."""
-    if has_checkpoint(folder) and (folder / SOURCE_TOKENIZER_FILE).is_file():
+    if holds_run(folder) and (folder / SOURCE_TOKENIZER_FILE).is_file():
         return Tokenizer.load(folder / SOURCE_TOKENIZER_FILE)
     config = recipe.tokenizer
     if config.path is not None:
@@ -241,10 +248,17 @@ def load_training_corpus(recipe: PretrainingRecipe, chunker: Chunker) -> tuple[T
         message = f"data.train: {', '.join(names)}: no text to train on; add documents"
         corpus = _encode_documents(documents, tokenizer, message, num_workers=train_config.num_workers)
         return corpus, corpus.fingerprint()
-    limits = {"max_tokens": train_config.batch_tokens, "seed": recipe.seed, "num_workers": train_config.num_workers}
-    return StreamingBatches(
-        documents, tokenizer, chunker.max_chunk, make_source=chunker, **limits
-    ), documents.fingerprint(tokenizer)
+    stream = StreamingBatches(
+        documents,
+        tokenizer,
+        chunker.max_chunk,
+        max_tokens=train_config.batch_tokens,
+        max_examples=train_config.batch_size,
+        seed=recipe.seed,
+        make_source=chunker,
+        num_workers=train_config.num_workers,
+    )
+    return stream, documents.fingerprint(tokenizer)
 
 
 def load_validation_corpus(recipe: PretrainingRecipe, tokenizer: Tokenizer) -> TokenizedCorpus:
@@ -263,7 +277,10 @@ def load_validation_corpus(recipe: PretrainingRecipe, tokenizer: Tokenizer) -> T
         raise InputError("the recipe has no held-out text; set data.valid, or a fraction as data.hold_out")
     if any(map(_is_built, _as_names(data.train, "data.train"))):
         raise InputError("data.hold_out: a built corpus is not split; give held-out text as data.valid")
-    message = "no document is held out; raise data.hold_out, or set data.valid"
+    remedy = "set data.split_by: position to hold out the end of the text, or set data.valid"
+    message = f"no document is held out, since documents are held out as a whole; {remedy}"
+    if data.split_by == "position":
+        message = "no text is held out; raise data.hold_out, or set data.valid"
     return _encode_documents(SplitDocuments(data, held_out=True), tokenizer, message)
 
 

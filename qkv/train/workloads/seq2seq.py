@@ -13,7 +13,6 @@ from pathlib import Path
 
 from qkv import spec
 from qkv.checkpoints import ModelBundle
-from qkv.checkpoints.inputs import require_tokenizer
 from qkv.checkpoints.model_folder import SOURCE_TOKENIZER_FILE, TARGET_TOKENIZER_FILE
 from qkv.checkpoints.state import AnyModel
 from qkv.data.batching import DataPosition, EncodedPairs, PairBatch, PairBatches
@@ -27,24 +26,22 @@ from qkv.metrics.seq2seq import ERROR_RATES, compute_text_metrics, higher_is_bet
 from qkv.nn import EncoderDecoder, build
 from qkv.objectives import seq2seq
 from qkv.objectives.loss import LossSum
-from qkv.recipe.parse import model_spec as spec_of_recipe
+from qkv.recipe.model_section import model_spec as spec_of_recipe
 from qkv.recipe.schema import PairData, Seq2SeqRecipe
 from qkv.tasks.generation import Generation
 from qkv.tokenization.tokenizer import Tokenizer
-from qkv.train.checkpoint import LAST_CHECKPOINT
 from qkv.train.cost_inputs import CostInputs, with_default_lengths
 from qkv.train.init_model import load_initial_model
+from qkv.train.run_folder import holds_run
 from qkv.train.workload import refuse_folds
-from qkv.train.workloads.pair_data import read_datasets, read_pair_split
+from qkv.train.workloads.pair_data import read_datasets, read_pair_split, reader_notes, with_detected_format
 from qkv.train.workloads.seq2seq_data import (
     InitialModel,
     build_tokenizers,
     check_metrics,
     encode_pairs,
-    eval_examples,
     group_examples,
     select_valid,
-    test_metrics,
     text_metric_names,
 )
 
@@ -67,17 +64,23 @@ class Seq2SeqWorkload:
     loss_names = ("loss",)
 
     @classmethod
-    def build(cls, recipe: Seq2SeqRecipe, folder: Path, data: None = None) -> Seq2SeqWorkload:  # noqa: ARG003
-        """Read the pairs, and train the tokenizers or load those of the run or of the pretrained model."""
+    def build(
+        cls, recipe: Seq2SeqRecipe, folder: Path, data: dict[str, dict[str, list[Pair]]] | None = None
+    ) -> Seq2SeqWorkload:
+        """Read the pairs, and train the tokenizers or load those of the run or of the pretrained model.
+
+        `data` are the splits "train" and "valid" if they were already read, each as pairs by dataset.
+        """
         check_metrics(recipe)
-        splits = read_datasets(recipe.data, ("train", "valid"))
+        splits = read_datasets(recipe.data, ("train", "valid")) if data is None else data
+        recipe = replace(recipe, data=with_detected_format(recipe.data, splits))
         train_sets = splits["train"]
         train_pairs = [pair for dataset_pairs in train_sets.values() for pair in dataset_pairs]
         initial_model = _make_initial_model(recipe, folder, train_pairs)
         if recipe.train.scheduled_sampling and not isinstance(initial_model.spec.decoder, spec.RecurrentDecoder):
             reason = "only a recurrent decoder can read its own outputs in training"
             raise InputError(f"train.scheduled_sampling: {reason}; set it to 0")
-        encoded, notes = [], []
+        encoded, notes = [], reader_notes(splits)
         for name, dataset_pairs in train_sets.items():
             ids, messages = encode_pairs(recipe.data, dataset_pairs, initial_model, name)
             encoded.append(ids)
@@ -101,23 +104,9 @@ class Seq2SeqWorkload:
             name: select_valid(recipe, examples, initial_model, train_sources)
             for name, examples in examples_by_dataset.items()
         }
+        num_valid = sum(map(len, valid_sets.values()))
+        notes.append(f"{len(all_pairs):,} training pairs and {num_valid:,} validation examples")
         return cls(recipe, initial_model, all_pairs, dataset_sizes, valid_sets, tuple(notes))
-
-    @classmethod
-    def test(
-        cls, bundle: ModelBundle, recipe: Seq2SeqRecipe, paths: Sequence[str] | None = None, format: str | None = None
-    ) -> dict[str, float]:
-        """Return the metrics of `test.metrics`; for several datasets, each name is followed by that of the dataset."""
-        data = recipe.data
-        if paths is not None:
-            first_dataset = next(iter(data.datasets_by_name.values()))
-            data = replace(data, datasets=[], format=format or first_dataset.format, train=[*paths], test=[*paths])
-        tokenizer, config = require_tokenizer(bundle), Generation.from_recipe(recipe).config
-        values: dict[str, float] = {}
-        for name, examples in eval_examples(recipe, "test", tokenizer, bundle.model.spec, data).items():
-            scores = evaluate(bundle, examples, config, test_metrics(recipe)).values
-            values |= {f"{metric} {name}".strip(): value for metric, value in scores.items()}
-        return values
 
     @classmethod
     def cost_inputs(
@@ -200,11 +189,12 @@ class Seq2SeqWorkload:
 
     @cached_property
     def _batches(self) -> PairBatches | MixedBatches:
-        max_tokens, num_workers, seed = self.recipe.train.batch_tokens, self.recipe.train.num_workers, self.recipe.seed
+        config = self.recipe.train
+        limits = config.batch_tokens, self.recipe.seed, config.num_workers, config.batch_size
         if len(self.dataset_sizes) == 1:
-            return PairBatches(self.pairs, max_tokens, seed, num_workers)
+            return PairBatches(self.pairs, *limits)
         rates = _dataset_rates(self.recipe.data, self.dataset_sizes)
-        return MixedBatches(self.pairs, self.dataset_sizes, rates, max_tokens, seed, num_workers)
+        return MixedBatches(self.pairs, self.dataset_sizes, rates, *limits)
 
     def collate(self, batch: PairBatch, step: int) -> seq2seq.Inputs:  # noqa: ARG002  # the same at every step
         return seq2seq.make_inputs(batch, bos_id=self.spec.bos_id, eos_id=self.spec.eos_id)
@@ -285,7 +275,8 @@ def _dataset_rates(data: PairData, dataset_sizes: Sequence[int]) -> list[float]:
 def _make_initial_model(recipe: Seq2SeqRecipe, folder: Path, pairs: list[Pair]) -> InitialModel:
     if "init_from" in recipe.model:
         return _load_pretrained(recipe)
-    if all((folder / name).is_file() for name in (LAST_CHECKPOINT, SOURCE_TOKENIZER_FILE, TARGET_TOKENIZER_FILE)):
+    has_tokenizers = all((folder / name).is_file() for name in (SOURCE_TOKENIZER_FILE, TARGET_TOKENIZER_FILE))
+    if has_tokenizers and holds_run(folder):
         source, target = Tokenizer.load(folder / SOURCE_TOKENIZER_FILE), Tokenizer.load(folder / TARGET_TOKENIZER_FILE)
     else:
         source, target = build_tokenizers(recipe.tokenizer, pairs)

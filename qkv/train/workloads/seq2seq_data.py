@@ -11,7 +11,7 @@ from qkv.data.pair import Pair, SourceWithReferences
 from qkv.errors import InputError, did_you_mean
 from qkv.generation.generate import encode_sources
 from qkv.generation.log_probs import encode_without_eos
-from qkv.metrics.registry import metrics_of_kind
+from qkv.metrics.registry import check_packages, metrics_of_kind
 from qkv.metrics.seq2seq import ERROR_RATES, REFERENCE_LOSS, find_text_metric
 from qkv.recipe.schema import PairData, Seq2SeqRecipe, SideTokenizer, SideTokenizers
 from qkv.tasks.generation import Generation
@@ -110,6 +110,7 @@ def check_metrics(recipe: Seq2SeqRecipe) -> None:
         if name not in known_names:
             hint = did_you_mean(name, known_names)
             raise InputError(f"test.metrics: there is no metric '{name}' of generated texts; {hint}")
+    check_packages([*text_metric_names(recipe.validation.metric), *recipe.test.metrics])
 
 
 def text_metric_names(metric: str) -> list[str]:
@@ -121,12 +122,18 @@ def text_metric_names(metric: str) -> list[str]:
 
 
 def eval_examples(
-    recipe: Seq2SeqRecipe, split: str, tokenizer: Tokenizer, model_spec: spec.Model, data: PairData | None = None
+    recipe: Seq2SeqRecipe,
+    split: str,
+    tokenizer: Tokenizer,
+    model_spec: spec.Model,
+    data: PairData | None = None,
+    metrics: list[str] | None = None,
 ) -> dict[str, list[SourceWithReferences]]:
-    """Read the examples of "valid" or "test" by dataset; `data` may replace the recipe's data."""
+    """Read the examples of a split by dataset; `data` and `metrics` may replace those of the recipe."""
     data = data or recipe.data
     pairs_by_dataset = read_datasets(data, [split])[split]
-    metrics = test_metrics(recipe) if split == "test" else [recipe.validation.metric]
+    if metrics is None:
+        metrics = test_metrics(recipe) if split == "test" else [recipe.validation.metric]
     return group_examples(pairs_by_dataset, metrics, data, tokenizer, model_spec)
 
 

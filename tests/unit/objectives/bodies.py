@@ -13,7 +13,7 @@ from torch import Tensor
 from qkv.data.rng import CounterRNG, PackedChunks
 from qkv.families import get_family
 from qkv.nn import build
-from qkv.objectives.loss import LossSum, combine_losses
+from qkv.objectives.loss import LossSum
 from qkv.tokenization.vocab_tables import VocabTables
 
 VOCABULARY = 41
@@ -69,10 +69,19 @@ def halves(pieces: PackedChunks, at: int = 2) -> list[PackedChunks]:
     return [first, PackedChunks(pieces.ids[edge:], pieces.lengths[at:], pieces.indices[at:])]
 
 
+def mean_loss(parts: Sequence[tuple[LossSum, ...]]) -> Tensor:
+    """Return the sum of the mean losses of a batch that is split into micro-batches."""
+    losses = [
+        sum(term.total for term in terms) / max(sum(term.num_targets for term in terms), 1)
+        for terms in zip(*parts, strict=True)
+    ]
+    return torch.stack(losses).sum()
+
+
 def gradients(body: Any, parts: Sequence[Any], losses: Callable[[Any, Any], tuple[LossSum, ...]]) -> list[Tensor]:
     """Return the gradients of the loss of a batch that is split into micro-batches."""
     body.zero_grad()
-    combine_losses([losses(body, part) for part in parts]).backward()
+    mean_loss([losses(body, part) for part in parts]).backward()
     return [parameter.grad.clone() for parameter in body.parameters() if parameter.grad is not None]
 
 

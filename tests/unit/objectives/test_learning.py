@@ -14,14 +14,13 @@ from qkv.data.noise.config import MLMConfig
 from qkv.data.rng import CounterRNG, PackedChunks
 from qkv.families import get_family
 from qkv.objectives import clm, denoising, mlm, span_corruption
-from qkv.objectives.loss import combine_losses
 from qkv.objectives.registry import OBJECTIVES as REGISTRY
 from qkv.recipe.objectives import OBJECTIVE_CONFIGS
 from qkv.tokenization.tokenizer import Tokenizer, train_tokenizer
 from qkv.tokenization.vocab_tables import build_vocab_tables
 
 sys.path.append(str(Path(__file__).parent))
-from bodies import model
+from bodies import mean_loss, model
 
 TEXTS = [
     "The quick brown fox jumps over the lazy dog. It never comes back.",
@@ -64,13 +63,13 @@ def test_a_tiny_model_learns_a_few_sentences_from_its_objective(name: str) -> No
 
     def held_out() -> float:
         with torch.no_grad():
-            return combine_losses(
+            return mean_loss(
                 [objective.losses(body, prepared(name, tokeniser, body, n)) for n in range(100, 110)]
             ).item()
 
     before = held_out()
     for epoch in range(40):
         optimiser.zero_grad()
-        combine_losses([objective.losses(body, prepared(name, tokeniser, body, epoch))]).backward()
+        mean_loss([objective.losses(body, prepared(name, tokeniser, body, epoch))]).backward()
         optimiser.step()
     assert held_out() < 0.8 * before

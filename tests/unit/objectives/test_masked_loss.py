@@ -11,7 +11,7 @@ import torch
 
 from qkv.data.noise.config import MLMConfig
 from qkv.objectives import mlm
-from qkv.objectives.loss import LossSum, combine_losses, to_device
+from qkv.objectives.loss import LossSum, to_device
 
 sys.path.append(str(Path(__file__).parent))
 from bodies import CHANCE, MARKS, MASK, gradients, halves, model, same, text
@@ -78,9 +78,6 @@ def test_both_losses_of_one_pass_are_those_of_two() -> None:
     )
     torch.testing.assert_close(pairs.total, mlm.next_sentence_loss(judged, FOLLOWS).total)
     assert batch.num_targets == (words.num_targets, pairs.num_targets) == (len(batch.positions), 5)
-    torch.testing.assert_close(combine_losses([(words, pairs)]), words.total / words.num_targets + pairs.total / 5)
-    half = combine_losses([(words, pairs)], weights=[0.5, 1.0])
-    torch.testing.assert_close(half, words.total / words.num_targets / 2 + pairs.total / 5)
 
 
 @pytest.mark.parametrize(("head", "losses"), [("masked_lm", one), ("pretraining", mlm.mlm_and_nsp_losses)])
@@ -93,7 +90,6 @@ def test_a_batch_without_targets_costs_nothing() -> None:
     batch = mlm.make_inputs(text([1, 1]), MARKS, CHANCE, MLMConfig(mask_prob=0.0))
     total, targets = mlm.loss(model("bert"), batch)
     assert (total.item(), targets) == (0.0, 0)
-    assert combine_losses([(LossSum(total, targets),)]).item() == 0.0
 
 
 def test_a_batch_goes_to_a_device_whole() -> None:

@@ -11,7 +11,7 @@ from qkv.errors import InputError
 from qkv.recipe import read_recipe
 from qkv.recipe.registries import CALLBACKS
 from qkv.train.callbacks import Callback
-from qkv.train.trainer import fit
+from qkv.train.fit import fit
 
 CHANGES = ["train.max_steps=6", "train.log_every=2", "train.save_every=3", "validation.every_steps=3"]
 

@@ -10,8 +10,8 @@ from qkv.checkpoints import load
 from qkv.nn import build
 from qkv.recipe import read_recipe
 from qkv.recipe.schema import TrainConfig
+from qkv.train.fit import fit
 from qkv.train.optimizer import build_optimizer, layers_below_head
-from qkv.train.trainer import fit
 
 FAMILIES = ("bert", "gpt2", "roberta", "bart", "t5")
 
@@ -66,3 +66,11 @@ def test_what_stands_on_the_body_has_the_whole_rate():
     s = spec.Model(family="x", encoder=build(families.get_family("bert").make_spec(shape_of("bert"))).spec.encoder)
     assert layers_below_head(s, "scalar_mix.weights") == 0
     assert layers_below_head(s, "encoder.blocks.1.self_attention.q.lora_A") == 1
+
+
+def test_the_head_has_a_rate_of_its_own():
+    model = build(families.get_family("bert").make_spec(shape_of("bert"), head="sequence"))
+    opt = build_optimizer(model, TrainConfig(max_steps=1), 0.5, head_lr_factor=30)
+    shares = {id(p): group["lr_scale"] for group in opt.param_groups for p in group["params"]}
+    assert {shares[id(p)] for p in model.head.parameters()} == {30}
+    assert max(shares[id(p)] for p in model.encoder.parameters()) == 0.5

@@ -19,7 +19,7 @@ from qkv.recipe import read_recipe
 from qkv.recipe.parse import recipe_to_yaml
 from qkv.recipe.schema import SideTokenizer, SideTokenizers
 from qkv.tasks.predictor import predict
-from qkv.train.trainer import fit
+from qkv.train.fit import fit
 from qkv.train.workloads.pair_data import to_examples
 from qkv.train.workloads.seq2seq import Seq2SeqWorkload
 from qkv.train.workloads.seq2seq_data import build_tokenizers, eval_examples

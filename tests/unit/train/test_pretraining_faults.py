@@ -10,7 +10,7 @@ from test_pretraining import recipe_of, run_all, weights, write_text
 
 from qkv.checkpoints import load
 from qkv.checkpoints.safetensors_io import load_tensors, save_tensors
-from qkv.cli import app
+from qkv.cli.commands import app
 from qkv.errors import InputError
 from qkv.recipe import read_recipe
 from qkv.tokenization.hf import save_tokenizers
@@ -63,9 +63,13 @@ def a_tokeniser(folder: Path, like: str) -> None:
     [
         ("empty.txt", "", "data.train: {}: no text to train on; add documents"),
         ("blank.txt", " \n\n  \n", "data.train: {}: no text to train on; add documents"),
-        ("latin.txt", "Füße\n".encode("latin-1"), "{}:1: not UTF-8 at byte 2 of the line"),
-        ("mixed.txt", "Füße\n".encode() * 3 + "Füße\n".encode("latin-1"), "{}:4: not UTF-8"),
-        ("one.txt", "One document.\nIt has two lines.\n", "no document is held out; raise data.hold_out"),
+        ("latin.txt", "Füße\n".encode("latin-1"), "{}:1: byte 2 of the line, 0xFC, is not UTF-8"),
+        ("mixed.txt", "Füße\n".encode() * 3 + "Füße\n".encode("latin-1"), "{}:4: byte 2 of the line, 0xFC, is not"),
+        (
+            "one.txt",
+            "One document.\nIt has two lines.\n",
+            "no document is held out, since documents are held out as a whole",
+        ),
         ("packed.txt.gz", "not packed", "{}:1: the .gz file is broken"),
     ],
 )
@@ -156,7 +160,7 @@ def test_a_file_whose_name_tells_its_format_is_scored_in_that_format(tmp_path, c
         app(["eval", str(tmp_path / "run"), "--data", name, "--json", "--device", "cpu"], standalone_mode=False)
         found.append(json.loads(capsys.readouterr().out))
     assert found[0] == found[1]
-    with pytest.raises(InputError, match="--format goes with --data"):
+    with pytest.raises(InputError, match="--format is for the file of --data"):
         app(["eval", str(tmp_path / "run"), "--format", "line_per_document"], standalone_mode=False)
 
 
@@ -184,7 +188,7 @@ def test_a_range_test_into_a_folder_that_cannot_be_is_one_line(tmp_path, monkeyp
 
 @pytest.mark.parametrize("name", [LAST_CHECKPOINT, BEST_WEIGHTS, "recipe.yaml", "source.tokenizer.json"])
 def test_a_damaged_file_of_a_run_is_named_and_left_alone(name, tmp_path):
-    recipe = recipe_of("gpt2", tmp_path)
+    recipe = recipe_of("gpt2", tmp_path, "train.keep_checkpoint=true")
     run_all(recipe, tmp_path / "run")
     whole = weights(tmp_path / "run")
     (tmp_path / "run" / "model.safetensors").unlink()  # as a kill before the last moment leaves it
@@ -203,7 +207,7 @@ def test_a_damaged_file_of_a_run_is_named_and_left_alone(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["spec.json", "log.jsonl"])
 def test_what_a_run_can_write_again_may_be_damaged(name, tmp_path):
-    recipe = recipe_of("gpt2", tmp_path)
+    recipe = recipe_of("gpt2", tmp_path, "train.keep_checkpoint=true")
     run_all(recipe, tmp_path / "run")
     whole = weights(tmp_path / "run")
     (tmp_path / "run" / "model.safetensors").unlink()

@@ -16,10 +16,10 @@ from qkv.families import bert, gpt2
 from qkv.nn import build
 from qkv.recipe import read_recipe
 from qkv.train.distributed.processes import clip_grad_norm
+from qkv.train.fit import fit
 from qkv.train.optimizer import load_optimizer_state, optimizer_state_tensors
 from qkv.train.perf import lazy_adamw
 from qkv.train.perf.lazy_adamw import LazyEmbedding, LazyEmbeddingAdamW, find_lazy_embeddings
-from qkv.train.trainer import fit
 
 ROWS, WIDTH = 60, 8
 SETTINGS = {"lr": 0.01, "betas": (0.9, 0.98), "eps": 1e-8, "fused": True}

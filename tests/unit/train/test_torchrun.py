@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import commands
+import interrupted
 import pytest
 from reviews import recipe_text, write_model, write_reviews
 from test_pretraining import OWN, RECIPES, TINY, write_text
@@ -19,7 +20,8 @@ from test_pretraining import OWN, RECIPES, TINY, write_text
 from qkv.checkpoints import load
 from qkv.checkpoints.safetensors_io import load_tensors
 from qkv.recipe import read_recipe
-from qkv.train.trainer import fit
+from qkv.recipe.parse import recipe_to_yaml
+from qkv.train.fit import fit
 
 TWO = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
 STILL = ["model.dropout=0", "model.attention_dropout=0"]
@@ -148,3 +150,19 @@ def test_shards_of_two_processes_are_taken_up_by_one(tmp_path):
     assert not (tmp_path / "cut" / "model.safetensors").exists()
     by_one(*given, tmp_path / "cut")
     assert losses(tmp_path / "cut") == pytest.approx(losses(tmp_path / "whole"), rel=1e-4)
+
+
+@pytest.mark.parametrize("spread", SPREADS)
+def test_a_signal_to_one_process_stops_all_at_the_same_step_with_a_checkpoint(spread, tmp_path):
+    write_text(tmp_path)
+    recipe, changes = changes_of("gpt2", tmp_path, "train.max_steps=12", f"train.strategy={spread}")
+    (tmp_path / "r.yaml").write_text(recipe_to_yaml(read_recipe(recipe, changes)))
+    command = [sys.executable, *TWO, interrupted.__file__, str(tmp_path / "r.yaml"), str(tmp_path / "run")]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    messages = {(tmp_path / f"run-{rank}").read_text() for rank in (0, 1)}
+    assert messages == {"interrupted at step 5; checkpoint saved; run the same command to resume"}
+    records = list(fit(read_recipe(tmp_path / "r.yaml"), tmp_path / "run", device="cpu"))
+    assert " at step 5 of 12 " in records[0].samples[0]

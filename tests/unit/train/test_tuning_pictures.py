@@ -17,9 +17,10 @@ from qkv.checkpoints import load, save
 from qkv.data.formats import read
 from qkv.errors import InputError
 from qkv.recipe.parse import validate_recipe
-from qkv.tasks.base import predict, predict_logits
+from qkv.tasks.base import predict
+from qkv.tasks.head_outputs import iter_outputs
 from qkv.train.auto_recipe import make_recipe
-from qkv.train.trainer import fit
+from qkv.train.fit import fit
 from qkv.train.workloads.finetuning import FinetuneWorkload
 from qkv.train.workloads.task_data import read_split
 
@@ -110,8 +111,8 @@ def test_out_and_in_again_says_the_same_of_the_same_pictures(learned: Path, home
     task = FinetuneWorkload.build(validate_recipe(recipe_of(home), "here"), Path("/nowhere")).task
     test = read("idx", home, split="test")
     test = [one.__class__(one.image, one.location) for one in test]
-    ours, theirs = (predict_logits(task, one, test) for one in (loaded, again))
-    assert all(torch.equal(a[0][1], b[0][1]) for a, b in zip(ours, theirs, strict=True))
+    ours, theirs = (dict(iter_outputs(task, one, test)) for one in (loaded, again))
+    assert all(torch.equal(ours[i][0][1], theirs[i][0][1]) for i in range(len(test)))
     assert again.model.spec.head.labels == tuple(sorted(NAMES))
 
 
@@ -122,7 +123,8 @@ def test_transformers_reads_what_was_learned_here(learned: Path, home: Path, tmp
     processor = transformers.ViTImageProcessorPil.from_pretrained(tmp_path / "out")
     test = [one.__class__(one.image, one.location) for one in read("idx", home, split="test")]
     task = FinetuneWorkload.build(validate_recipe(recipe_of(home), "here"), Path("/nowhere")).task
-    ours = torch.cat([parts[0][1] for parts in predict_logits(task, load(learned), test)])
+    outputs = dict(iter_outputs(task, load(learned), test))
+    ours = torch.cat([outputs[index][0][1] for index in range(len(test))])
     with torch.no_grad():
         given = processor(
             [one.image[..., None] for one in test], return_tensors="pt", input_data_format="channels_last"
