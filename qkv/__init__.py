@@ -2,10 +2,11 @@
 
     import qkv
 
-    for record in qkv.fit(qkv.read_recipe("recipes/g2p-demo.yaml"), "runs/g2p-demo"):
+    for record in qkv.fit("recipes/g2p-demo.yaml", "runs/g2p-demo"):  # or a mapping, and a data frame as data
         print(record)
     bundle = qkv.load("runs/g2p-demo")
     qkv.predict(bundle, ["attention"])
+    qkv.attention(bundle, ["attention"])[0]["cross.0"]
 
 Public names are imported when they are first used, so `import qkv` imports no torch. `docs/api.md` has examples.
 """
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from qkv import families as families
     from qkv import register as register
     from qkv.analysis.alignments import alignments as alignments
-    from qkv.analysis.capture import capture_attention as capture_attention
+    from qkv.analysis.attention import attention as attention
     from qkv.analysis.cost import cost as cost
     from qkv.analysis.plot import plot_alignments as plot_alignments
     from qkv.checkpoints import ModelBundle as ModelBundle
@@ -30,14 +31,13 @@ if TYPE_CHECKING:
     from qkv.checkpoints.embed import embed as embed
     from qkv.errors import InputError as InputError
     from qkv.generation import GenerationConfig as GenerationConfig
-    from qkv.generation import token_log_probs as token_log_probs
-    from qkv.metrics import evaluate as evaluate
     from qkv.nn import Ragged as Ragged
     from qkv.nn import build as build
     from qkv.recipe import read_recipe as read_recipe
     from qkv.tasks.predictor import Predictor as Predictor
     from qkv.tasks.predictor import predict as predict
-    from qkv.train.trainer import fit as fit
+    from qkv.train.evaluation import evaluate as evaluate
+    from qkv.train.fit import fit as fit
 
 # name -> module that defines it; a submodule of qkv is its own definition
 _PUBLIC = {
@@ -47,20 +47,19 @@ _PUBLIC = {
     "Predictor": "qkv.tasks.predictor",
     "Ragged": "qkv.nn",
     "alignments": "qkv.analysis.alignments",
+    "attention": "qkv.analysis.attention",
     "build": "qkv.nn",
-    "capture_attention": "qkv.analysis.capture",
     "cost": "qkv.analysis.cost",
     "embed": "qkv.checkpoints.embed",
-    "evaluate": "qkv.metrics",
+    "evaluate": "qkv.train.evaluation",
     "families": "qkv.families",
-    "fit": "qkv.train.trainer",
+    "fit": "qkv.train.fit",
     "load": "qkv.checkpoints",
     "plot_alignments": "qkv.analysis.plot",
     "predict": "qkv.tasks.predictor",
     "read_recipe": "qkv.recipe",
     "register": "qkv.register",
     "save": "qkv.checkpoints",
-    "token_log_probs": "qkv.generation",
 }
 
 __all__ = [
@@ -70,8 +69,8 @@ __all__ = [
     "Predictor",
     "Ragged",
     "alignments",
+    "attention",
     "build",
-    "capture_attention",
     "cost",
     "embed",
     "evaluate",
@@ -83,7 +82,6 @@ __all__ = [
     "read_recipe",
     "register",
     "save",
-    "token_log_probs",
 ]
 
 

@@ -16,7 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar, cast, overload
 
-from qkv.registry import load_plugins
+from qkv.errors import InputError, check_type, describe_value, quote
+from qkv.registry import Registry, load_plugins
 
 __all__ = [
     "callback",
@@ -31,6 +32,7 @@ __all__ = [
 ]
 
 Entry = TypeVar("Entry")
+_MAX_NAME = 100  # characters
 
 
 class _Register(Protocol):
@@ -48,6 +50,20 @@ def _typed(function: Callable[..., Any]) -> _Register:
     return cast("_Register", function)
 
 
+def _add(registry: Registry[Any], name: str, entry: Any, *attributes: str) -> Any:
+    """Register an entry that has some attributes, or return the decorator that does."""
+    check_type(name, str, "name", f"the name of the {registry.kind}")
+    if len(name) > _MAX_NAME:
+        raise InputError(f"name: {quote(name)} is too long; choose one of at most {_MAX_NAME} characters")
+    if entry is None:
+        return lambda decorated: _add(registry, name, decorated, *attributes)
+    missing = next((attribute for attribute in attributes if not hasattr(entry, attribute)), None)
+    if missing is not None and name not in registry:  # a name that is taken is refused as such
+        reason = f"{describe_value(entry)} has no '{missing}'"
+        raise InputError(f"{registry.kind} {quote(name)}: {reason}; docs/extending.md has an example")
+    return registry.register(name, entry)
+
+
 @_typed
 def family(name: str, entry: Any = None) -> Any:
     """Add a model family, for `model.family` of a recipe and `qkv families`.
@@ -56,7 +72,7 @@ def family(name: str, entry: Any = None) -> Any:
     """
     from qkv.families import FAMILIES
 
-    return FAMILIES.register(name, entry)
+    return _add(FAMILIES, name, entry, "Config", "PRESETS", "make_spec")
 
 
 @_typed
@@ -67,7 +83,7 @@ def objective(name: str, entry: Any = None) -> Any:
     """
     from qkv.objectives.registry import OBJECTIVES
 
-    return OBJECTIVES.register(name, entry)
+    return _add(OBJECTIVES, name, entry, "config_class", "losses")
 
 
 @_typed
@@ -78,7 +94,7 @@ def task(name: str, entry: Any = None) -> Any:
     """
     from qkv.recipe.task_names import TASKS
 
-    return TASKS.register(name, entry)
+    return _add(TASKS, name, entry, "example_type", "featurize")
 
 
 @_typed
@@ -90,7 +106,7 @@ def metric(name: str, entry: Any = None) -> Any:
     """
     from qkv.metrics.registry import METRICS
 
-    return METRICS.register(name, entry)
+    return _add(METRICS, name, entry)
 
 
 def format(name: str, entry: Any = None, **settings: Any) -> Any:
@@ -110,9 +126,9 @@ def score_function(name: str, entry: Any = None) -> Any:
 
     The entry is a subclass of `qkv.nn.attention_score.AttentionScore`.
     """
-    from qkv.nn.attention_score import SCORE_FUNCTIONS
+    from qkv.score_functions import SCORE_FUNCTIONS
 
-    return SCORE_FUNCTIONS.register(name, entry)
+    return _add(SCORE_FUNCTIONS, name, entry, "products")
 
 
 @_typed
@@ -123,7 +139,7 @@ def schedule(name: str, entry: Any = None) -> Any:
     """
     from qkv.recipe.registries import SCHEDULES
 
-    return SCHEDULES.register(name, entry)
+    return _add(SCHEDULES, name, entry, "__call__")
 
 
 @_typed
@@ -134,4 +150,4 @@ def callback(name: str, entry: Any = None) -> Any:
     """
     from qkv.recipe.registries import CALLBACKS
 
-    return CALLBACKS.register(name, entry)
+    return _add(CALLBACKS, name, entry, "__call__")

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from qkv.analysis.capture import capture_attention, named_attentions
 from qkv.checkpoints import ModelBundle
+from qkv.checkpoints.arguments import as_bundle, as_list
 from qkv.checkpoints.inputs import describe_input
-from qkv.errors import InputError, did_you_mean
+from qkv.errors import InputError, check_names, check_type, did_you_mean, quote
 from qkv.generation import GenerationConfig, generate_texts
 from qkv.generation.generate import encode_for_generation
 from qkv.nn import Model, Ragged
@@ -32,30 +34,43 @@ class Alignment:
 
 
 def alignments(
-    bundle: ModelBundle,
+    bundle: ModelBundle | str | Path,
     texts: Sequence[str],
     targets: Sequence[str] | None = None,
     layer: str | None = None,
     config: GenerationConfig | None = None,
 ) -> list[Alignment]:
-    """Return one alignment per text.
+    """Return one alignment per text: the attention of a decoder to its input.
+
+        aligned = qkv.alignments("runs/g2p", ["attention", "network"])
+        qkv.plot_alignments(aligned)
 
     Args:
-        bundle: an encoder-decoder in eval mode with its tokenizers.
-        texts: the inputs.
+        bundle: an encoder-decoder that `qkv.load` returns, or the path of a run or checkpoint.
+        texts: the inputs, in a list, a pandas Series or any other sequence.
         targets: the outputs to align; None: the model's own.
         layer: name of the attention layer; None: the last that attends to the input.
         config: how outputs are generated.
     """
+    bundle = as_bundle(bundle, "bundle")
+    if config is not None:
+        check_type(config, GenerationConfig, "config", "a qkv.GenerationConfig")
+    texts = check_names(as_list(texts, "texts"), "texts")
     model, source_tokenizer, target_tokenizer = bundle.model, bundle.source_tokenizer, bundle.target_tokenizer
     config = config or GenerationConfig()
     if source_tokenizer is None or target_tokenizer is None:
         raise InputError(f"this {model.spec.family} has no tokenizer, so it cannot read text")
     if not model.is_encoder_decoder:
-        raise InputError(f"alignments need an encoder-decoder, and this {model.spec.family} is not one")
+        reason = "alignments need an encoder-decoder"
+        raise InputError(f"{reason}; qkv.attention has the self-attention of this {model.spec.family}")
     layer_name, locations = _select_layer(model, layer), [describe_input(text) for text in texts]
+    if not texts:
+        return []
     if targets is None:
         targets = [outputs[0].text for outputs in generate_texts(bundle, texts, config, locations)]
+    targets = check_names(targets, "targets")
+    if len(targets) != len(texts):
+        raise InputError(f"targets: there are {len(targets)} for {len(texts)} texts; give one per text")
     source_ids = encode_for_generation(bundle, texts, locations, config)
     target_ids = target_tokenizer.encode_batch(list(targets))
     source_batch = Ragged.pack([torch.tensor(row) for row in source_ids]).to(model.device)
@@ -75,6 +90,8 @@ def _select_layer(model: Model, layer: str | None) -> str:
         raise InputError("this model has no attention over its input (model.attention: none)")
     if layer is None:
         return layer_names[-1]
+    check_type(layer, str, "layer", "the name of an attention layer")
     if layer not in layer_names:
-        raise InputError(f"layer: no attention over the input is named '{layer}'; {did_you_mean(layer, layer_names)}")
+        hint = did_you_mean(layer[:60], layer_names)
+        raise InputError(f"layer: no attention over the input is named {quote(layer)}; {hint}")
     return layer

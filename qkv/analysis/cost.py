@@ -25,10 +25,10 @@ from qkv.analysis.flops import (
     attention_sites,
     model_matmuls,
 )
-from qkv.errors import InputError
+from qkv.errors import InputError, check_number, check_type, describe_value
 from qkv.nn.attention import Attention
-from qkv.nn.attention_score import SCORE_FUNCTIONS
 from qkv.nn.model import build_on_meta
+from qkv.score_functions import SCORE_FUNCTIONS
 
 __all__ = ["AttentionCost", "Cost", "cost"]
 
@@ -130,6 +130,10 @@ def cost(
 ) -> Cost:
     """Return the cost of a model, which need not be built.
 
+        bert = qkv.families.get_family("bert")
+        spec = bert.make_spec(bert.PRESETS["base"], source_vocab_size=30522, head="masked_lm")
+        qkv.cost(spec, source_length=512, target_length=0).parameters["total"]
+
     Args:
         model: the model's spec.
         source_length: source tokens of a pair.
@@ -141,6 +145,10 @@ def cost(
     and logits twice; score matrices only if no fused kernel computes the attention; no dropout masks. The true number
     is one to two times as large. Buffers (sinusoids) are not parameters and are not counted.
     """
+    check_type(model, spec.Model, "model", "a qkv.spec.Model, such as bundle.model.spec")
+    for name, count in (("batch_tokens", batch_tokens), ("steps", steps)):
+        if count is not None:
+            check_number(count, name, 1)
     m = _check_length(source_length, "source", model.source_embedding) if model.encoder is not None else 0
     n = _check_length(target_length, "target", model.target_embedding) if model.decoder is not None else 0
     lengths: dict[LengthTerm, int] = {"1": 1, "M": m, "N": n, "M²": m * m, "N²": n * n, "M·N": m * n}
@@ -171,10 +179,10 @@ def cost(
 
 
 def _check_length(length: int, side: str, embedding: spec.Embedding | spec.PatchEmbedding | None) -> int:
-    if embedding is None or not 1 <= length <= embedding.max_length:
-        raise InputError(
-            f"{side}_length: {length} tokens; this model takes 1 to {embedding.max_length if embedding else 0}"
-        )
+    check_type(length, int, f"{side}_length", "a number of tokens")
+    max_length = 0 if embedding is None else embedding.max_length
+    if not 1 <= length <= max_length:
+        raise InputError(f"{side}_length: {describe_value(length)} tokens; this model takes 1 to {max_length}")
     return length
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from qkv import spec
-from qkv.nn.attention_score import SCORE_FUNCTIONS
+from qkv.score_functions import SCORE_FUNCTIONS
 
 # how often a product is computed: once per pair of sequences, per source token, per target token, …
 LengthTerm = Literal["1", "M", "N", "M²", "N²", "M·N"]
@@ -63,15 +63,10 @@ def attention_sites(model: spec.Model) -> list[AttentionSite]:
 
 def model_matmuls(model: spec.Model) -> Iterator[MatMul]:
     """Yield every matrix product of a forward pass of one pair."""
-    if isinstance(model.source_embedding, spec.PatchEmbedding):
-        pixels = model.source_embedding.num_channels * model.source_embedding.patch_size**2
-        yield MatMul(
-            "source embedding",
-            "linear",
-            "M",
-            pixels * model.source_embedding.d_model,
-            saved_activations=model.source_embedding.d_model,
-        )
+    embedding = model.source_embedding
+    if embedding is not None and embedding.projection_dim:
+        macs = embedding.projection_dim * embedding.d_model
+        yield MatMul("source embedding", "linear", "M", macs, saved_activations=embedding.d_model)
     for site in attention_sites(model):
         yield from attention_matmuls(site)
     if isinstance(model.encoder, spec.TransformerStack):

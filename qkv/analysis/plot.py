@@ -6,7 +6,6 @@ pyplot and without a window; matplotlib is imported when the first one is drawn.
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,10 +13,20 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from qkv.errors import InputError, did_you_mean
+from qkv.errors import (
+    InputError,
+    check_names,
+    check_number,
+    check_path,
+    check_type,
+    describe_value,
+    did_you_mean,
+    quote,
+)
 from qkv.files import atomic_write_bytes
 
 if TYPE_CHECKING:
@@ -26,6 +35,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from qkv.analysis.alignments import Alignment
+    from qkv.analysis.notebook_figure import NotebookFigure
 
 __all__ = ["plot_alignment", "plot_alignments"]
 
@@ -71,64 +81,74 @@ def plot_alignment(
     weights: Tensor,
     source: Sequence[str],
     target: Sequence[str],
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | None = None,
     *,
     title: str | None = None,
     heads: HeadSelection = "mean",
-) -> None:
-    """Draw the attention weights of one pair of sequences into a .png, .svg or .pdf file.
+) -> Figure:
+    """Draw the attention weights of one pair of sequences and return the figure, which a notebook shows.
 
     Args:
         weights: attention weights [H, N, M] or [N, M].
         source: the M input tokens, which label the columns.
         target: the N output tokens, which label the rows.
-        path: the file to write.
+        path: a .png, .svg or .pdf file to write; None: no file.
         title: a line above the plot.
         heads: "mean" of all heads in one panel, "each" in its own panel, or the numbers of the heads to draw, from 0.
     """
-    file = _check_output_path(path)
+    file = None if path is None else _check_output_path(path)
+    _check_title(title)
     maps = _check_weights(weights, source, target, location="alignment")  # [H, N, M]
     source_labels, target_labels = _visible_tokens(source), _visible_tokens(target)
-    if heads == "mean":
+    if isinstance(heads, str) and heads == "mean":
         panels = [_Panel(maps.mean(0), source_labels, target_labels, None)]
     else:
-        head_ids = range(len(maps)) if heads == "each" else _check_heads(heads, len(maps))
+        head_ids = range(len(maps)) if isinstance(heads, str) and heads == "each" else _check_heads(heads, len(maps))
         columns = _num_columns(len(head_ids), 4)
         # panels share their labels: columns are labeled in the first row, rows in the first column
         panels = [
             _Panel(maps[h], source_labels if i < columns else [], [] if i % columns else target_labels, f"head {h}")
             for i, h in enumerate(head_ids)
         ]
-    _save_figure(_draw_panels(panels, _num_columns(len(panels), 4), title), file)
+    return _finish_figure(_draw_panels(panels, _num_columns(len(panels), 4), title), file)
 
 
 def plot_alignments(
     items: Sequence[Alignment | AlignmentItem],
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | None = None,
     *,
     title: str | None = None,
     columns: int = 6,
-) -> None:
-    """Draw several pairs of sequences in one figure, heads averaged, with one color scale.
+) -> Figure:
+    """Draw several pairs of sequences in one figure, heads averaged, with one color scale, and return the figure.
+
+        figure = qkv.plot_alignments(qkv.alignments(bundle, ["attention", "network"]))  # a notebook shows it
+        qkv.plot_alignments(qkv.alignments(bundle, ["attention"]), "attention.png")
 
     Args:
         items: the result of `qkv.alignments`, or (weights, source tokens, target tokens, title) per panel.
-        path: the .png, .svg or .pdf file to write.
+        path: a .png, .svg or .pdf file to write; None: no file.
         title: a line above the plot.
         columns: maximum number of panels per row.
     """
-    file = _check_output_path(path)
+    file = None if path is None else _check_output_path(path)
+    _check_title(title)
+    check_number(columns, "columns", 1)
+    expected = "the result of qkv.alignments"
+    check_type(items, (list, tuple), "items", expected)
     if not items:
         raise InputError("alignments: nothing to draw; give at least one item")
     panels = []
     for i, item in enumerate(items):
-        if isinstance(item, tuple):
+        if isinstance(item, tuple) and len(item) == 4:
             weights, source, target, caption = item
-        else:
+        elif hasattr(item, "weights") and hasattr(item, "source_tokens"):
             weights, source, target, caption = item.weights, item.source_tokens, item.target_tokens, None
+        else:
+            raise InputError(f"items: item {i + 1} is {describe_value(item)}; expected {expected}")
         mean = _check_weights(weights, source, target, location=f"alignments: item {i + 1}").mean(0)
         panels.append(_Panel(mean, _visible_tokens(source), _visible_tokens(target), caption))
-    _save_figure(_draw_panels(panels, _num_columns(len(panels), columns), title), file)
+    return _finish_figure(_draw_panels(panels, _num_columns(len(panels), columns), title), file)
 
 
 def _num_columns(num_panels: int, max_columns: int) -> int:
@@ -137,16 +157,24 @@ def _num_columns(num_panels: int, max_columns: int) -> int:
     return -(-num_panels // rows)
 
 
+def _check_title(title: object) -> None:
+    if title is not None:
+        check_type(title, str, "title", "a line of text")
+
+
 def _check_weights(weights: Tensor, source: Sequence[str], target: Sequence[str], location: str) -> Tensor:  # [H, N, M]
+    if not isinstance(weights, Tensor | np.ndarray) or isinstance(source, str) or isinstance(target, str):
+        raise InputError(f"{location}: expected weights [H, N, M] and two lists of tokens; see qkv.alignments")
+    source_names, target_names = (check_names(tokens, f"{location}: tokens") for tokens in (source, target))
     maps = torch.as_tensor(weights).detach().to("cpu", torch.float32)
     maps = maps[None] if maps.dim() == 2 else maps
     if maps.dim() != 3 or not len(maps):
         raise InputError(f"{location}: weights have shape {list(weights.shape)}; expected [H, N, M] or [N, M]")
     n, m = maps.shape[1:]
-    if (n, m) != (len(target), len(source)) or not n * m:
-        raise InputError(
-            f"{location}: weights are for {n} output and {m} input tokens, labels for {len(target)} and {len(source)}"
-        )
+    num_labels = len(target_names), len(source_names)
+    if (n, m) != num_labels or not n * m:
+        labels = "labels for {} and {}".format(*num_labels)
+        raise InputError(f"{location}: weights are for {n} output and {m} input tokens, {labels}")
     if not bool(torch.isfinite(maps).all()):
         raise InputError(f"{location}: weights are not all finite numbers; was the model trained to the end?")
     return maps
@@ -159,21 +187,20 @@ def _visible_tokens(tokens: Sequence[str]) -> list[str]:
 
 def _check_heads(heads: Sequence[int] | str, num_heads: int) -> list[int]:
     if isinstance(heads, str):
-        raise InputError(
-            f"heads: '{heads}' selects no heads; {did_you_mean(heads, ('mean', 'each'))}, or give a list of numbers"
-        )
-    invalid = [head for head in heads if not 0 <= head < num_heads]
-    if invalid or not heads:
-        raise InputError(f"heads: {invalid[0] if invalid else 'none'} given; there are 0 to {num_heads - 1}")
-    return list(heads)
+        hint = did_you_mean(heads[:60], ("mean", "each"))
+        raise InputError(f"heads: {quote(heads)} selects no heads; {hint}, or give a list of numbers")
+    check_type(heads, (list, tuple, range), "heads", '"mean", "each" or a list of numbers')
+    if not heads:
+        raise InputError(f"heads: none given; there are 0 to {num_heads - 1}")
+    return [check_number(head, "heads", 0, num_heads - 1) for head in heads]
 
 
 # ---- drawing --------------------------------------------------------------------------------------------------------
 
 
-def _draw_panels(panels: list[_Panel], columns: int, title: str | None) -> Figure:
+def _draw_panels(panels: list[_Panel], columns: int, title: str | None) -> NotebookFigure:
     """Lay out all panels in inches, from the widths of their labels, so that nothing overlaps."""
-    from matplotlib.figure import Figure
+    from qkv.analysis.notebook_figure import NotebookFigure  # imports matplotlib
 
     max_weight = max(float(panel.weights.max()) for panel in panels) or 1.0
     rows = [panels[i : i + columns] for i in range(0, len(panels), columns)]
@@ -188,7 +215,7 @@ def _draw_panels(panels: list[_Panel], columns: int, title: str | None) -> Figur
     height = 2 * dims.margin + title_height + sum(label_heights) + sum(panel_heights) + (len(rows) - 1) * dims.gap
     if title is not None:
         width = max(width, 2 * dims.margin + _text_width(title, dims.font + 2, bold=True))
-    fig = Figure(figsize=(width, height), dpi=_DPI, facecolor="white")
+    fig = NotebookFigure(figsize=(width, height), dpi=_DPI, facecolor="white")
     page = _Page(fig, width, height)
     if title is not None:
         page.text(dims.margin, dims.margin, title, size=dims.font + 2, weight="bold", color=_INK, va="top")
@@ -339,7 +366,7 @@ def _colormap() -> Colormap:
 
 def _check_output_path(path: str | os.PathLike[str]) -> Path:
     """Return the output path; refuse one that cannot be written before any work is done."""
-    file = Path(path)
+    file = check_path(path, "path", "the name of a .png, .svg or .pdf file")
     if file.suffix.lower() not in _SUFFIXES:
         raise InputError(f"{file}: a plot is saved as {', '.join(_SUFFIXES)}, not as '{file.suffix}'")
     if not file.parent.is_dir():
@@ -347,13 +374,8 @@ def _check_output_path(path: str | os.PathLike[str]) -> Path:
     return file
 
 
-def _save_figure(fig: Figure, file: Path) -> None:
-    """Write the figure atomically; equal weights give equal files."""
-    from matplotlib import rc_context
-
-    file_format = file.suffix.lower()[1:]
-    buffer = io.BytesIO()
-    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(file_format)  # no timestamps
-    with rc_context({"svg.hashsalt": "qkv"}):
-        fig.savefig(buffer, format=file_format, metadata=metadata)
-    atomic_write_bytes(file, buffer.getvalue())
+def _finish_figure(fig: NotebookFigure, file: Path | None) -> Figure:
+    """Write the figure atomically if a file is named, and return it."""
+    if file is not None:
+        atomic_write_bytes(file, fig.to_bytes(file.suffix.lower()[1:]))
+    return fig

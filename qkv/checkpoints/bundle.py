@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from qkv.checkpoints.arguments import as_list, as_texts
 from qkv.checkpoints.embed import LayerSelection, Pooling, embed
 from qkv.checkpoints.inputs import TextOrPair, describe_input, encode_inputs, iter_batches, require_tokenizer
 from qkv.checkpoints.state import AnyModel
 from qkv.data.image_processor import ImageProcessor
-from qkv.errors import InputError
+from qkv.errors import InputError, check_flag, check_names
 from qkv.nn import EncoderDecoder, Ragged
-from qkv.nn.capture import capture_attention
+from qkv.nn.capture import capture_attention, collect_batches
 from qkv.nn.frontend import RawInput
 from qkv.nn.stack import Stack
 from qkv.tokenization.backend import Encoding
@@ -47,7 +48,7 @@ class BundleOutput:
     """Attention weights [heads, queries, keys] by layer name (`encoder.0.self_attention`). None unless requested."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ModelBundle:
     """A model with its tokenizers or image processor, as `qkv.load` returns it, in eval mode."""
 
@@ -63,6 +64,8 @@ class ModelBundle:
     """Parameters that the checkpoint did not hold: newly initialized, to be trained."""
     unexpected_keys: tuple[str, ...] = ()
     """Tensors of the checkpoint that this model does not use, such as another head's."""
+    generation_settings: Mapping[str, Any] = field(default_factory=dict)
+    """The settings of `qkv.GenerationConfig` that a checkpoint comes with (generation_config.json)."""
     folder: Path | None = None
     """The folder that the model was loaded from, with the head it was saved with; a run's recipe is there."""
 
@@ -72,42 +75,63 @@ class ModelBundle:
         inputs: Sequence[Any],
         *,
         targets: Sequence[str] | None = None,
-        attentions: bool = False,
+        logits: bool = True,
+        attentions: bool | str | Sequence[str] = False,
         hidden_states: bool = False,
     ) -> BundleOutput:
         """Run the model on inputs and return its outputs per input, in input order.
 
+            bundle = qkv.load("models/bert-small")
+            output = bundle(["The cat sat on the mat.", "A dog."], hidden_states=True)
+            output.tokens[0], output.logits[0].shape, output.hidden_states[0].shape
+
         Args:
             inputs: texts or (text, text_pair) tuples, encoded in the model's template; for a model of images, their
-                paths, Pillow images or arrays.
+                paths, Pillow images or arrays. One text is a list of one.
             targets: the texts that the decoder of a sequence-to-sequence model reads (teacher forcing).
-            attentions: return the attention weights of all layers.
+            logits: return the head's logits; those of a language model have one number per token and vocabulary entry.
+            attentions: return the attention weights of all layers, or of those with these names or glob patterns.
             hidden_states: return the hidden states of all layers.
         """
-        if isinstance(inputs, str):
-            raise InputError("a bundle takes a list of inputs; put the text into a list")
-        target_ids = self._encode_targets(targets, len(inputs))
-        has_logits = self.model.head is not None and (not self._reads_targets or target_ids is not None)
-        results: list[_Result] = [_Result() for _ in inputs]
-        for batch in self._batches(inputs):
+        self._check_eval_mode()
+        check_flag(logits, "logits")
+        check_flag(hidden_states, "hidden_states")
+        layers = None if isinstance(attentions, bool) else check_names(attentions, "attentions", "names of layers")
+        wants_maps = attentions is True or bool(layers)
+        items = as_list(inputs, "inputs") if self.image_processor is not None else as_texts(inputs, "inputs")
+        target_ids = self._encode_targets(targets, len(items))
+        has_logits = logits and self.model.head is not None and (not self._reads_targets or target_ids is not None)
+        results: list[_Result] = [_Result() for _ in items]
+        for batch in self._batches(items) if items else ():
             rows = [results[i] for i in batch.indices]
             for result, tokens in zip(rows, batch.tokens, strict=True):
                 result.tokens = tokens
-            with capture_attention(self.model) if attentions else nullcontext() as maps:
-                for result, logits in zip(rows, self._logits(batch, target_ids), strict=has_logits):
-                    result.logits = logits.float().cpu()
+            if hidden_states:  # first: the maps of an enclosing capture are those of the pass below
+                for result, states in zip(rows, self._layer_states(batch), strict=True):
+                    result.hidden_states = states.float().cpu()
+            with capture_attention(self.model, layers) if wants_maps else nullcontext() as maps:
+                for result, row_logits in zip(rows, self._logits(batch, target_ids, has_logits), strict=has_logits):
+                    result.logits = row_logits.float().cpu()
                 for name, weights in ((name, layer) for name, layer in (maps or {}).items() if layer):
                     for result, sequence_weights in zip(rows, weights, strict=True):
                         result.attentions[name] = sequence_weights
-            if hidden_states:
-                for result, states in zip(rows, self._layer_states(batch), strict=True):
-                    result.hidden_states = states.float().cpu()
         return BundleOutput(
             tokens=[result.tokens for result in results],
             logits=[result.logits for result in results] if has_logits else None,
             hidden_states=[result.hidden_states for result in results] if hidden_states else None,
-            attentions=[result.attentions for result in results] if attentions else None,
+            attentions=[result.attentions for result in results] if wants_maps else None,
         )
+
+    def __repr__(self) -> str:
+        spec, head = self.model.spec, self.model.spec.head
+        parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        location = "" if self.folder is None else f", from {self.folder}"
+        head_name = "no head" if head is None else f"head {head.kind}"
+        return f"ModelBundle({spec.family}, {parameters:,} parameters, {head_name}, on {self.model.device}{location})"
+
+    def _check_eval_mode(self) -> None:
+        if self.model.training:
+            raise InputError("the model is in training mode; call bundle.model.eval() before predicting")
 
     def embed(
         self,
@@ -122,7 +146,7 @@ class ModelBundle:
 
     def tokenize(self, texts: Sequence[TextOrPair]) -> list[list[str]]:
         """Return the tokens of each text in the model's template, as the vocabulary spells them."""
-        return [self._token_names(encoding.ids) for encoding in self._encode(texts)]
+        return [self._token_names(encoding.ids) for encoding in self._encode(as_texts(texts))]
 
     @property
     def _reads_targets(self) -> bool:
@@ -141,25 +165,28 @@ class ModelBundle:
             return None
         if not self._reads_targets or self.target_tokenizer is None:
             raise InputError("targets: only a sequence-to-sequence model reads targets; leave them out")
-        if len(targets) != num_inputs:
-            raise InputError(f"targets: there are {len(targets)} for {num_inputs} inputs; give one per input")
-        return self.target_tokenizer.encode_batch(list(targets))
+        texts = check_names(targets, "targets")
+        if len(texts) != num_inputs:
+            raise InputError(f"targets: there are {len(texts)} for {num_inputs} inputs; give one per input")
+        return self.target_tokenizer.encode_batch(texts)
 
     def _batches(self, inputs: Sequence[Any]) -> Iterator[_Batch]:
         if self.image_processor is not None:
-            for start in range(0, len(inputs), _BATCH_IMAGES):
-                images = self.image_processor.preprocess_batch(inputs[start : start + _BATCH_IMAGES])
-                patches = ["[CLS]", *(f"patch {i}" for i in range(self.model.max_input_length - 1))]
-                indices = list(range(start, start + len(images)))
-                yield _Batch(indices, images.to(self.model.device), None, [patches] * len(images))
+            patches = ["[CLS]", *(f"patch {i}" for i in range(self.model.max_input_length - 1))]
+            with collect_batches(self.model) as begin_batch:
+                for start in range(0, len(inputs), _BATCH_IMAGES):
+                    images = self.image_processor.preprocess_batch(inputs[start : start + _BATCH_IMAGES])
+                    indices = list(range(start, start + len(images)))
+                    begin_batch(indices)
+                    yield _Batch(indices, images.to(self.model.device), None, [patches] * len(images))
             return
         encodings = self._encode(inputs)
         for batch in iter_batches(self, encodings, _BATCH_TOKENS):
             tokens = [self._token_names(encodings[i].ids) for i in batch.input_indices]
             yield _Batch(batch.input_indices, batch.source, batch.token_type_ids, tokens)
 
-    def _logits(self, batch: _Batch, target_ids: list[list[int]] | None) -> list[Tensor]:
-        """Return the logits of each input of a batch; empty if the model has none."""
+    def _logits(self, batch: _Batch, target_ids: list[list[int]] | None, has_logits: bool) -> list[Tensor]:
+        """Run the model on a batch and return the logits of each input; none unless `has_logits`."""
         model = self.model
         if isinstance(model, EncoderDecoder) and self._reads_targets:
             encoder_output = model.encode(batch.source)
@@ -170,7 +197,7 @@ class ModelBundle:
             hidden = packed.with_values(model.decode(encoder_output, packed))
         else:
             hidden = model.hidden_states(batch.source, batch.token_type_ids).hidden
-        if model.head is None:
+        if model.head is None or not has_logits:
             return []
         logits: Tensor = model.head(hidden)
         return hidden.with_values(logits).sequences() if model.head.spec.is_token_level else list(logits)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from qkv.checkpoints.inputs import EncodedBatch, OnTooLong, TextOrPair, describe_input, encode_inputs, iter_batches
-from qkv.errors import InputError
+from qkv.checkpoints.arguments import as_bundle, as_texts
+from qkv.checkpoints.inputs import EncodedBatch, OnTooLong, TextOrPair, check_locations, encode_inputs, iter_batches
+from qkv.errors import InputError, check_choice, check_flag, check_number
 from qkv.nn.layer_mix import concat_last_layers, last_layers
 from qkv.nn.ragged import Ragged
 from qkv.nn.stack import Stack
@@ -25,7 +27,7 @@ SubwordPooling = Literal["first", "mean"]
 
 @torch.inference_mode()
 def embed(
-    bundle: ModelBundle,
+    model: ModelBundle | str | Path,
     texts: Sequence[TextOrPair],
     *,
     pool: Pooling = "mean",
@@ -39,9 +41,12 @@ def embed(
 ) -> list[Tensor]:
     """Return one vector [d_model] per text, or with `pool` "tokens" or "words" one per token or word [n, d_model].
 
+        vectors = qkv.embed("models/bert-small", frame["text"], normalize=True)
+        similarity = vectors[0] @ vectors[1]
+
     Args:
-        bundle: a model in eval mode with its tokenizer.
-        texts: texts, or pairs of texts.
+        model: a model that `qkv.load` returns, a predictor, or the path of a run or checkpoint.
+        texts: texts or pairs of texts, in a list, a pandas Series, an array or any other sequence; or one text.
         pool: "mean" of all tokens, special tokens included, as sentence encoders do; "cls", the first token; "tokens"
             and "words" do not pool.
         layers: the last layer; the last four summed, or concatenated to a vector four times as wide; or the number of a
@@ -53,14 +58,19 @@ def embed(
         batch_tokens: tokens per batch.
         locations: names of the texts in error messages; by default their first characters.
     """
-    if pool not in get_args(Pooling):
-        raise InputError(f"pool is {' or '.join(get_args(Pooling))}, not '{pool}'")
-    if layers not in get_args(LayerSelection) and not isinstance(layers, int):
-        raise InputError(f"layers is {' or '.join(get_args(LayerSelection))}, not '{layers}'")
-    if subword_pooling not in get_args(SubwordPooling):
-        raise InputError(f"subword_pooling is first or mean, not '{subword_pooling}'")
-    names = locations or [describe_input(text) for text in texts]
-    encodings = encode_inputs(bundle, texts, names, on_too_long=on_too_long, parse_special_tokens=parse_special_tokens)
+    bundle, items = as_bundle(model), as_texts(texts)
+    check_choice(pool, get_args(Pooling), "pool")
+    if isinstance(layers, str) or not isinstance(layers, int):
+        check_choice(layers, get_args(LayerSelection), "layers")
+    check_choice(subword_pooling, get_args(SubwordPooling), "subword_pooling")
+    check_choice(on_too_long, get_args(OnTooLong), "on_too_long")
+    check_flag(normalize, "normalize")
+    check_flag(parse_special_tokens, "parse_special_tokens")
+    check_number(batch_tokens, "batch_tokens", 1)
+    if not items:
+        return []
+    names = check_locations(locations, items)
+    encodings = encode_inputs(bundle, items, names, on_too_long=on_too_long, parse_special_tokens=parse_special_tokens)
     embeddings: list[Tensor] = [torch.empty(0)] * len(encodings)
     for batch in iter_batches(bundle, encodings, batch_tokens):
         hidden = batch.source.with_values(_layer_features(bundle, batch, layers).float())

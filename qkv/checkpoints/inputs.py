@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -12,15 +12,15 @@ from torch import Tensor
 
 from qkv import spec
 from qkv.data.batching import evaluation_batches
-from qkv.errors import InputError
+from qkv.errors import InputError, check_names, quote
 from qkv.nn import Ragged
+from qkv.nn.capture import collect_batches
 from qkv.tokenization.backend import Encoding
 from qkv.tokenization.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from qkv.checkpoints.bundle import ModelBundle
 
-_MAX_SHOWN_CHARS = 60  # characters of an input that an error message quotes
 TextOrPair = str | tuple[str, str]
 OnTooLong = Literal["refuse", "truncate"]
 
@@ -69,15 +69,16 @@ def encode_inputs(
 def iter_batches(bundle: ModelBundle, encodings: Sequence[Encoding], max_tokens: int) -> Iterator[EncodedBatch]:
     """Yield all encodings in batches of similar length, on the model's device."""
     model = bundle.model
-    for indices in evaluation_batches(np.array([len(encoding.ids) for encoding in encodings]), max_tokens):
-        selected = [encodings[i] for i in indices]
-        source = Ragged.pack([torch.tensor(encoding.ids) for encoding in selected]).to(model.device)
-        token_type_ids = None
-        if has_token_types(model.spec):
-            token_type_ids = torch.cat([torch.tensor(encoding.token_type_ids) for encoding in selected]).to(
-                model.device
-            )
-        yield EncodedBatch([int(i) for i in indices], source, token_type_ids)
+    with collect_batches(model) as begin_batch:
+        for indices in evaluation_batches(np.array([len(encoding.ids) for encoding in encodings]), max_tokens):
+            selected = [encodings[i] for i in indices]
+            source = Ragged.pack([torch.tensor(encoding.ids) for encoding in selected]).to(model.device)
+            token_type_ids = None
+            if has_token_types(model.spec):
+                token_types = [torch.tensor(encoding.token_type_ids) for encoding in selected]
+                token_type_ids = torch.cat(token_types).to(model.device)
+            begin_batch(indices)
+            yield EncodedBatch([int(i) for i in indices], source, token_type_ids)
 
 
 def max_input_length(model_spec: spec.Model) -> int:
@@ -115,7 +116,16 @@ def select_tokens(encoding: Encoding, indices: Sequence[int]) -> Encoding:
     return replace(encoding, **columns)
 
 
+def check_locations(locations: Sequence[str] | None, inputs: Sequence[Any]) -> list[str]:
+    """Return the names of inputs in error messages: one per input, by default its first characters."""
+    if locations is None:
+        return [describe_input(value) for value in inputs]
+    names = check_names(locations, "locations", "names of the inputs")
+    if len(names) != len(inputs):
+        raise InputError(f"locations: there are {len(names)} for {len(inputs)} inputs; give one per input")
+    return names
+
+
 def describe_input(value: object) -> str:
     """Return an input's first characters in quotes, as error messages name it."""
-    text = str(value)
-    return f"'{text}'" if len(text) <= _MAX_SHOWN_CHARS else f"'{text[:_MAX_SHOWN_CHARS]}…'"
+    return quote(str(value))

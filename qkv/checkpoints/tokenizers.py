@@ -35,7 +35,7 @@ def _checkpoint_template(folder: Path) -> Template | None:
     """Return the template of the family in config.json; None for a family that qkv does not have."""
     path = folder / CONFIG_FILE
     try:
-        family = families.by_model_type(str(read_json(path).get("model_type")), str(path)) if path.is_file() else None
+        family = families.by_model_type(read_json(path).get("model_type"), str(path)) if path.is_file() else None
     except InputError:
         return None
     template: Template | None = getattr(family, "TOKENIZER_TEMPLATE", None)

@@ -170,7 +170,7 @@ def test_a_checkpoint_goes_out_and_comes_in_again_as_it_was(case: Case, tmp_path
     try:
         save(ModelBundle(model), tmp_path, "huggingface")
     except InputError:  # a variant that their config cannot say is refused, never written as something else
-        assert case.shape != CASES[case.name].shape
+        assert case.shape != CASES[case.name].shape or case.pooling is not None
         assert not (tmp_path / "model.safetensors").exists()
         return
     again = load(tmp_path)

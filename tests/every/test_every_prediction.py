@@ -172,6 +172,27 @@ def test_eval_scores_the_predictions_that_predict_gives(
     assert [row[2] for row in rows[1:]] == probabilities
 
 
+def shape_of(value: Any) -> Any:
+    """The names and types in a JSON value; lists by their first item."""
+    if isinstance(value, dict):
+        return {name: shape_of(item) for name, item in value.items()}
+    return [shape_of(item) for item in value[:1]] if isinstance(value, list) else type(value).__name__
+
+
+def test_a_run_and_its_export_predict_the_same_in_one_json_shape(case: Case, tmp_path: Path) -> None:
+    predictor = Predictor.load(case.folder, "cpu")
+    try:
+        qkv.save(predictor.bundle, tmp_path / "export", "huggingface")
+    except qkv.InputError:
+        pytest.skip("this family has no format of Hugging Face")
+    exported = Predictor.load(tmp_path / "export", "cpu")
+    assert exported.task.name == predictor.task.name
+    predictions, others = predictor(case.lines), exported(case.lines)
+    assert [sorted(p.fields) for p in others] == [sorted(p.fields) for p in predictions]
+    if [p.text for p in others] == [p.text for p in predictions]:  # a threshold of the recipe may change an answer
+        assert [shape_of(p.fields) for p in others] == [shape_of(p.fields) for p in predictions]
+
+
 def test_a_predictor_serves_several_threads(case: Case) -> None:
     predictor = Predictor.load(case.folder, "cpu")
     inputs = [[line] for line in case.lines * 4]

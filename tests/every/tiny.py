@@ -15,6 +15,7 @@ from torch import Tensor
 
 from qkv import spec
 from qkv.families import get_family, head_names, names
+from qkv.families.heads import Pooling, pooling_name, with_pooling
 from qkv.nn import Decoder, Encoder, EncoderDecoder, Ragged, build
 
 VOCABULARY = 13
@@ -37,6 +38,7 @@ class Case:
     name: str
     shape: Any
     head: str | None = None  # None: the family's first head
+    pooling: Pooling | None = None  # None: that of the head
 
     def spec(self) -> spec.Model:
         module = get_family(self.name)
@@ -44,7 +46,7 @@ class Case:
         sizes = {key: VOCABULARY for key in ("source_vocab_size", "target_vocab_size") if key in wanted}
         chosen = {} if self.head is None else {"head": self.head}
         made: spec.Model = module.make_spec(self.shape, **sizes, **chosen)
-        return made
+        return made if self.pooling is None else with_pooling(made, self.pooling)
 
     def model(self) -> Encoder | Decoder | EncoderDecoder:
         """Return the model in double precision, with random biases and gains, because zeros and ones hide errors."""
@@ -89,6 +91,17 @@ def _cases() -> Iterator[tuple[str, Case]]:
             case = Case(name, shape, head)
             if not _has_unused_pool(case.spec()):
                 yield f"{name}-head={head}", case
+            if head == "sequence":
+                yield from _pooled_cases(case)
+
+
+def _pooled_cases(case: Case) -> Iterator[tuple[str, Case]]:
+    head = case.spec().head
+    assert head is not None
+    poolings: tuple[Pooling, ...] = ("mean", "attention")
+    for pooling in poolings:
+        if pooling != pooling_name(head):
+            yield f"{case.name}-pooling={pooling}", replace(case, pooling=pooling)
 
 
 def _has_unused_pool(s: spec.Model) -> bool:

@@ -16,6 +16,7 @@ from matplotlib.image import imread
 from torch import Tensor
 
 from qkv.analysis import plot, plot_alignment, plot_alignments
+from qkv.analysis.alignments import Alignment
 from qkv.errors import InputError
 
 LETTERS, PHONES = list("attention"), ["AH0", "T", "EH1", "N", "SH", "AH0", "N", "</s>"]
@@ -35,13 +36,13 @@ def soft(target: list[str], source: list[str], heads: int | None = None) -> Tens
 def figures(monkeypatch: pytest.MonkeyPatch) -> Figures:
     """The figures that were drawn."""
     drawn: Figures = []
-    write = plot._save_figure
+    finish = plot._finish_figure
 
-    def keep(figure: Any, file: Path) -> None:
-        write(figure, file)
+    def keep(figure: Any, file: Path | None) -> Any:
         drawn.append(figure)
+        return finish(figure, file)
 
-    monkeypatch.setattr(plot, "_save_figure", keep)
+    monkeypatch.setattr(plot, "_finish_figure", keep)
     return drawn
 
 
@@ -150,6 +151,12 @@ def test_the_same_weights_give_the_same_file(tmp_path: Path, suffix: str) -> Non
     assert first.read_bytes() == second.read_bytes()
 
 
+def test_a_figure_is_returned_that_a_notebook_shows_without_a_file() -> None:
+    aligned = Alignment(soft(PHONES, LETTERS, 2), LETTERS, PHONES, "decoder.0.cross_attention")
+    for figure in (plot_alignments([aligned]), plot_alignment(aligned.weights, LETTERS, PHONES, heads="each")):
+        assert figure._repr_png_().startswith(b"\x89PNG")
+
+
 def test_weights_of_any_kind_are_taken(tmp_path: Path, figures: Figures) -> None:
     weights = soft(PHONES, LETTERS, 2)
     plot_alignment(weights.to(torch.bfloat16).requires_grad_(), LETTERS, PHONES, tmp_path / "a.png")
@@ -168,7 +175,7 @@ def test_weights_of_any_kind_are_taken(tmp_path: Path, figures: Figures) -> None
         ({"weights": torch.full((8, 9), float("nan"))}, "finite"),
         ({"weights": torch.rand(0, 9), "target": []}, "0 output"),
         ({"heads": "means"}, "did you mean 'mean'"),
-        ({"heads": [4]}, "4 given; there are 0 to 3"),
+        ({"heads": [4]}, "from 0 to 3, not 4"),
         ({"heads": []}, "none given"),
     ],
 )
