@@ -1,134 +1,23 @@
-"""Command line of qkv. An error that the user can correct is printed as one line, with exit code 2."""
+"""Command line of qkv.
+
+This module imports nothing, so that Ctrl-C ends quietly from the first moment, while the other modules are imported.
+"""
 
 from __future__ import annotations
 
-import os
-import re
 import sys
-from collections.abc import Callable
-from typing import Annotated, Any
 
-import typer
-
-from qkv.cli import cost, data, embed, families, import_export, plot, predict, prompt, score, tokenizer, train
-from qkv.cli import eval as eval_module
-from qkv.cli.help import add_command, make_app
-from qkv.errors import InputError, did_you_mean, one_line
-from qkv.registry import load_plugins
-from qkv.renamed import renamed_command, renamed_option
-
-_DESCRIPTION = """Train, use, evaluate and inspect attention models.
-
-Examples:
-    qkv train recipes/g2p-demo.yaml
-    qkv predict runs/g2p-demo attention
-    qkv eval runs/g2p-demo
-    qkv COMMAND --help
-"""
-_COMMANDS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
-    "Train and prepare data": {"train": train.train, "data": data.app},
-    "Use a model": {"predict": predict.predict, "embed": embed.embed, "prompt": prompt.prompt},
-    "Evaluate and inspect": {
-        "eval": eval_module.eval_command,
-        "score": score.score,
-        "plot": plot.plot,
-        "cost": cost.cost,
-    },
-    "Checkpoints and tokenizers": {
-        "families": families.list_families,
-        "import": import_export.import_checkpoint,
-        "export": import_export.export_checkpoint,
-        "tokenizer": tokenizer.app,
-    },
-}
-
-app = make_app(_DESCRIPTION)
-for _panel, _commands in _COMMANDS.items():
-    for _name, _command in _commands.items():
-        if isinstance(_command, typer.Typer):
-            app.add_typer(_command, name=_name, rich_help_panel=_panel)
-        else:
-            add_command(app, _name, _command, _panel)
-
-
-@app.callback(invoke_without_command=True)
-def global_options(
-    imports: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--import",
-            metavar="MODULE",
-            envvar="QKV_IMPORT",
-            help="Import a module that registers tasks, metrics or other extensions with qkv.register (repeatable).",
-        ),
-    ] = None,
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the versions of qkv and torch and exit.", is_eager=True)
-    ] = False,
-) -> None:
-    """Run the options that precede the command."""
-    load_plugins(imports or [])
-    if version:
-        import torch
-
-        from qkv import __version__
-
-        print(f"qkv {__version__}, torch {torch.__version__}")
-        raise typer.Exit
-
-
-_INTERRUPT_CODE = 130  # the exit code of a shell for Ctrl-C
-_INTERRUPT_MESSAGE = (
-    "qkv: interrupted; a training run resumes from its last checkpoint if the same command is run again"
-)
+INTERRUPT_CODE = 130  # the exit code of a shell for Ctrl-C
+_RESUMABLE = {"train", "sweep", "data"}  # commands that continue if they are run again
 
 
 def main() -> None:
-    """Run the command line; print an error of the user as one line."""
+    """Run the command line."""
     try:
-        code = app(prog_name="qkv", standalone_mode=False) or 0
-        sys.stdout.flush()  # a closed pipe is found here, not when the interpreter shuts down
-        _exit(_INTERRUPT_MESSAGE if code == _INTERRUPT_CODE else "", code)  # typer returns the code of Ctrl-C
-    except InputError as error:
-        _exit(f"qkv: {one_line(error)}", 2)
-    except (typer.Abort, KeyboardInterrupt):
-        _exit(_INTERRUPT_MESSAGE, _INTERRUPT_CODE)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at shutdown
-        sys.exit(1)
-    except Exception as error:
-        if not hasattr(error, "format_message"):
-            raise
-        _exit(_usage_message(error), 2)
+        from qkv.cli.entry import run
 
-
-def _usage_message(error: Any) -> str:
-    """Return one line for an error of typer: an unknown option or command with the new or the nearest name.
-
-    The message is empty if the help has been printed instead.
-    """
-    message = error.format_message()
-    context, option = getattr(error, "ctx", None), getattr(error, "option_name", None)
-    if not message or context is None:
-        return f"qkv: {message} (see qkv --help)" if message else ""
-    see_help = f"see {context.command_path} --help"
-    unknown_command = re.match(r"No such command '(.+?)'", message)
-    if unknown_command:
-        name = unknown_command[1]
-        new_command = renamed_command(name) if context.parent is None else None
-        hint = did_you_mean(name, context.command.commands)
-        return f"qkv: the command {name} is now {new_command}" if new_command else f"qkv: no command '{name}'; {hint}"
-    if option is None or not message.startswith("No such option"):
-        return f"qkv: {message.rstrip('.')}; {see_help}"
-    options = [name for parameter in context.command.params for name in parameter.opts if name.startswith("--")]
-    new_option = renamed_option(option, context.command.name)
-    if new_option in options:
-        return f"qkv: {option} is now {new_option}"
-    hint = did_you_mean(option, options)
-    return f"qkv: no option '{option}'; {hint if hint.endswith('?') else see_help}"
-
-
-def _exit(message: str, code: int) -> None:
-    if message:
-        print(message, file=sys.stderr)
-    sys.exit(code)
+        run()
+    except KeyboardInterrupt:
+        hint = "; run the same command again to resume from the last checkpoint" if _RESUMABLE & set(sys.argv) else ""
+        print(f"qkv: interrupted{hint}", file=sys.stderr)
+        sys.exit(INTERRUPT_CODE)

@@ -66,11 +66,13 @@ def cost(
     from qkv.train.cost_inputs import infer_cost_inputs
 
     inputs = infer_cost_inputs(recipe_or_run, overrides or [], vocab_size)
+    source_length = inputs.source_length if source_length is None else source_length
+    target_length = inputs.target_length if target_length is None else target_length
     model_cost = compute_cost(
         inputs.spec,
-        source_length=inputs.source_length if source_length is None else source_length,
-        target_length=inputs.target_length if target_length is None else target_length,
-        batch_tokens=inputs.recipe.train.batch_tokens if inputs.recipe else None,
+        source_length=source_length,
+        target_length=target_length,
+        batch_tokens=inputs.recipe.train.tokens_per_step(source_length + target_length) if inputs.recipe else None,
         steps=inputs.recipe.train.max_steps if inputs.recipe else None,
     )
     print(render_cost_table(model_cost))

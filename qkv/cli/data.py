@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qkv.cli.help import INPUT, OUTPUT, add_command, make_app
-from qkv.cli.options import check_renamed
-from qkv.errors import InputError
+from qkv.cli.options import check_num_workers, check_renamed
 
 if TYPE_CHECKING:
     from qkv.data.corpora.corpus import Corpus
@@ -97,8 +96,7 @@ def build(
     from qkv.data.corpora.corpus import Corpus
     from qkv.data.corpora.shards import SHARD_TOKENS, build_shards
 
-    if num_workers is not None and num_workers < 0:
-        raise InputError(f"--num-workers must be 0 or more, not {num_workers}")
+    check_num_workers(num_workers)
     check_renamed("--format", format)
     corpus_tokenizer, _ = find_tokenizers(tokenizer)
     corpus = Corpus(files, format=format, text_field=text_field)

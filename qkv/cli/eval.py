@@ -1,50 +1,70 @@
-"""`qkv eval`: scores of a run on labeled examples, pairs or held-out text."""
+"""`qkv eval`: scores of a model on labeled examples, pairs or text."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qkv.cli.eval_seq2seq import Seq2SeqEvalOptions, evaluate_seq2seq
+from qkv.cli.eval_seq2seq import report_pairs
+from qkv.cli.eval_task import ReportOptions, print_null_threshold, report_task
 from qkv.cli.help import INPUT, OUTPUT
 from qkv.cli.input_stream import parse_reader_options
 from qkv.cli.options import (
+    Delimiter,
     Device,
+    Encoding,
     Json,
     LabelColumn,
     LengthPenalty,
+    ModelName,
     NumBeams,
     OnTooLongOfRecipe,
     OnUnknown,
     ReaderOptions,
-    RunFolder,
     SkipBad,
     TextColumn,
+    TextPairColumn,
+    check_choice,
+    check_num_beams,
     check_renamed,
     load_model,
 )
-from qkv.cli.tables import print_table
-from qkv.data.filtering import filter_invalid, format_skipped
 from qkv.errors import InputError
-from qkv.reports.numbers import format_interval, format_number
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from qkv.data.examples import Examples
-    from qkv.recipe import Recipe
-    from qkv.recipe.schema import FinetuneRecipe, PretrainingRecipe
-    from qkv.reports.error_analysis import ScoredExample
-    from qkv.reports.report import Report
-    from qkv.tasks.base import Task
-    from qkv.tasks.predictions import TaskPrediction
+    from qkv.checkpoints import ModelBundle
     from qkv.tasks.predictor import Predictor
+    from qkv.train.evaluation_data import EvaluationData, Split
 
-_MAX_CLASSES, _MAX_CONFUSIONS = 15, 10  # rows that are printed; the report has all of them
+_DEFAULT_RESAMPLES = 1000
+# options by the kinds of evaluation that they have an effect on
+_KINDS_OF_OPTION = {
+    "--text": ("task", "text"),
+    "--text-pair": ("task",),
+    "--label": ("task",),
+    "--reader-option": ("task", "pairs"),
+    "--delimiter": ("task", "pairs"),
+    "--encoding": ("task", "pairs"),
+    "--skip-bad": ("task",),
+    "--report": ("task",),
+    "--tune-null-threshold": ("task",),
+    "--on-too-long": ("task", "pairs"),
+    "--target": ("pairs",),
+    "--num-beams": ("pairs",),
+    "--length-penalty": ("pairs",),
+    "--on-unknown": ("pairs",),
+    "--metric": ("pairs",),
+    "--free-running": ("pairs",),
+    "--output": ("task", "pairs"),
+    "--num-resamples": ("task", "pairs"),
+}
+_KIND_NAMES = {"task": "a task", "pairs": "pairs of texts", "text": "text, by its perplexity"}
+_COLUMN_OPTIONS = ("--text", "--text-pair", "--label", "--reader-option", "--delimiter", "--encoding")
+_DATA_OPTIONS = ("--format", *_COLUMN_OPTIONS, "--target")
 
 Data = Annotated[
     Path | None,
@@ -63,8 +83,37 @@ Format = Annotated[
         metavar="FORMAT",
         help="Read --data in this format, such as csv, squad or conll for tasks, aligned or tsv for pairs, and jsonl "
         "or line_per_document for text.",
-        show_default="as the training data",
+        show_default="as the training data, or by the suffix of the file",
         rich_help_panel=INPUT,
+    ),
+]
+SplitName = Annotated[
+    str | None,
+    typer.Option(
+        "--split",
+        metavar="SPLIT",
+        help="Evaluate on this split of the recipe, or of the folder of --data (train, valid, test).",
+        show_default="test, or the held-out text",
+        rich_help_panel=INPUT,
+    ),
+]
+Metrics = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--metric",
+        "-m",
+        metavar="NAME",
+        help="Compute this metric of generated texts, such as bleu, rouge or token_error_rate (pairs; repeatable).",
+        show_default="as in the recipe, or bleu and chrf",
+        rich_help_panel=OUTPUT,
+    ),
+]
+TuneNullThreshold = Annotated[
+    bool,
+    typer.Option(
+        "--tune-null-threshold",
+        help="Print the margin of no answer with the best F1 instead (question_answering).",
+        rich_help_panel=OUTPUT,
     ),
 ]
 NumResamples = Annotated[
@@ -110,11 +159,15 @@ ReportFolder = Annotated[
 
 
 def eval_command(
-    run: RunFolder,
+    model: ModelName,
     data: Data = None,
+    split: SplitName = None,
     format: Format = None,
     text: TextColumn = None,
+    text_pair: TextPairColumn = None,
     label: LabelColumn = None,
+    delimiter: Delimiter = None,
+    encoding: Encoding = None,
     reader_option: ReaderOptions = None,
     skip_bad: SkipBad = False,
     target: Target = None,
@@ -122,263 +175,131 @@ def eval_command(
     num_beams: NumBeams = None,
     length_penalty: LengthPenalty = None,
     on_unknown: OnUnknown = None,
+    metric: Metrics = None,
     output: Output = None,
     report: ReportFolder = None,
     num_resamples: NumResamples = None,
+    tune_null_threshold: TuneNullThreshold = False,
     free_running: FreeRunning = False,
     as_json: Json = False,
     device: Device = None,
 ) -> None:
-    """Evaluate a run on test data.
+    """Evaluate a model on test data.
 
     The metrics are those of the task with confidence intervals and confusions, error rates or BLEU of pairs, or the
-    perplexity of text.
+    perplexity of text. A run is evaluated on the test data of its recipe, any model on --data.
 
     Pairs are scored by the recipe's test.metrics, against all references of a source. For text, --data is a file or
     folder of documents, whose format follows from its suffix, else from the recipe.
 
     Examples:
         qkv eval runs/g2p-demo --num-beams 4
+        qkv eval runs/sentiment --split valid
         qkv eval runs/sentiment --data test.csv --report reports/sentiment
     """
-    from qkv.recipe.schema import FinetuneRecipe, PretrainingRecipe
+    from qkv.train.evaluation_data import EvaluationData
 
-    recipe = _load_recipe(run)
-    pair_options: dict[str, Any] = {"--target": target, "--num-beams": num_beams, "--length-penalty": length_penalty}
-    pair_options |= {"--on-unknown": on_unknown, "--on-too-long": on_too_long, "--free-running": free_running or None}
-    task_options: dict[str, Any] = {"--report": report, "--text": text, "--label": label}
-    task_options |= {"--reader-option": reader_option, "--skip-bad": skip_bad or None}
-    if isinstance(recipe, PretrainingRecipe):
-        if any(value is not None for value in (*pair_options.values(), *task_options.values(), num_resamples, output)):
-            raise InputError("a pretrained model is scored by its perplexity; use --data and --format only")
-        _eval_text(run, recipe, data, format, as_json, device)
-    elif isinstance(recipe, FinetuneRecipe):
-        _reject_options(pair_options, "pairs, and this run was trained on a task")
-        reader_options = parse_reader_options(reader_option, text=text, label=label)
-        resamples = 1000 if num_resamples is None else num_resamples
-        eval_options = EvalOptions(data, format, reader_options, skip_bad, resamples)
-        _eval_task(run, recipe, eval_options, report, output, as_json, device)
+    options: dict[str, Any] = {"--format": format, "--text": text, "--text-pair": text_pair, "--label": label}
+    options |= {"--reader-option": reader_option, "--delimiter": delimiter, "--encoding": encoding}
+    options |= {"--target": target, "--skip-bad": skip_bad, "--on-too-long": on_too_long, "--num-beams": num_beams}
+    options |= {"--length-penalty": length_penalty, "--on-unknown": on_unknown, "--metric": metric, "--output": output}
+    options |= {"--report": report, "--num-resamples": num_resamples, "--free-running": free_running}
+    options |= {"--tune-null-threshold": tune_null_threshold}
+    _check_options(options, data, split)
+    columns = {"text": text, "text_pair": text_pair, "label": label, "delimiter": delimiter, "encoding": encoding}
+    reader_options = parse_reader_options(reader_option, **columns)
+    split_name = None if split is None else _parse_split(split)
+    source = EvaluationData(data, target, format, reader_options, split_name, skip_bad)
+    settings = {"num_beams": num_beams, "length_penalty": length_penalty, "on_unknown": on_unknown}
+    predictor, kind = _load(model, device, source, options, settings | {"on_too_long": on_too_long})
+    resamples = _DEFAULT_RESAMPLES if num_resamples is None else num_resamples
+    if kind == "text":
+        _eval_text(predictor.bundle, source, as_json)
+    elif kind == "pairs":
+        from qkv.train.evaluation import run_pair_evaluation
+
+        results = run_pair_evaluation(predictor, source, metric, resamples=resamples, free_running=free_running)
+        report_pairs(results, output, as_json)
     else:
-        _reject_options(task_options, "tasks, and this run was trained on pairs")
-        search = (num_beams, length_penalty, on_too_long, on_unknown)
-        seq2seq_options = Seq2SeqEvalOptions(data, target, format, *search, free_running, num_resamples)
-        evaluate_seq2seq(run, recipe, seq2seq_options, output, as_json, device)
+        report_options = ReportOptions(resamples, report, output, as_json)
+        _eval_task(predictor, source, report_options, tune_null_threshold=tune_null_threshold)
 
 
-def _load_recipe(run: Path) -> Recipe:
-    """Return the recipe that a run was trained with."""
-    from qkv.recipe import RECIPE_FILE, read_run_recipe
-
-    if not run.is_dir():
-        raise InputError(f"{run}: no such folder; train a model first (qkv train RECIPE), or check the path")
-    return read_run_recipe(run / RECIPE_FILE)
+def _parse_split(name: str) -> Split:
+    split: Split = check_choice("--split", name, "train", "valid", "test")
+    return split
 
 
-def _reject_options(options: dict[str, Any], reason: str) -> None:
-    for name, value in options.items():
-        if value is not None:
-            raise InputError(f"{name} is for {reason}; leave it out")
+def _check_options(options: Mapping[str, Any], data: Path | None, split: str | None) -> None:
+    """Refuse options of the data without data, and numbers out of range."""
+    ignored = next((name for name in _DATA_OPTIONS if options[name]), None)
+    if data is None and ignored is not None:
+        raise InputError(f"{ignored} is for the file of --data; add it, or leave the option out")
+    if options["--num-resamples"] is not None and options["--num-resamples"] < 0:
+        raise InputError("--num-resamples must be 0 or more")
+    if options["--tune-null-threshold"]:
+        unused = next((name for name in ("--report", "--output", "--num-resamples") if options[name] is not None), None)
+        if unused is not None:
+            raise InputError(
+                f"{unused} has no effect with --tune-null-threshold, which prints one number; leave it out"
+            )
+    check_num_beams(options["--num-beams"])
+    check_renamed("--format", options["--format"])
+    check_renamed("--split", split)
 
 
-# ---- tasks ----------------------------------------------------------------------------------------------------------
+def _load(
+    model: str, device: str | None, data: EvaluationData, options: Mapping[str, Any], settings: dict[str, Any]
+) -> tuple[Predictor, str]:
+    """Load a model with the settings of the command line, and return it with the kind of its evaluation."""
+    from qkv.tasks.predictor import Predictor
+    from qkv.train.evaluation import evaluation_kind
 
-
-@dataclasses.dataclass(frozen=True)
-class EvalOptions:
-    """Options of the test data of a task."""
-
-    data: Path | None  # None: the recipe's test split
-    format: str | None  # None: the recipe's format
-    reader_options: dict[str, Any]
-    skip_bad: bool
-    resamples: int
+    predictor = Predictor(load_model(model, device))
+    kind = evaluation_kind(predictor, data)
+    for name, kinds in _KINDS_OF_OPTION.items():
+        if options[name] not in (None, False) and kind not in kinds:
+            if name == "--metric" and kind == "task":
+                raise InputError("--metric is for generated texts; a task prints all its metrics, so leave it out")
+            raise InputError(f"{name} has no effect here: this model is evaluated on {_KIND_NAMES[kind]}; leave it out")
+    for name, choices in {
+        "on_too_long": ("refuse", "truncate", "windows"),
+        "on_unknown": ("refuse", "replace"),
+    }.items():
+        if settings[name] is not None:
+            check_choice(f"--{name.replace('_', '-')}", settings[name], *choices)
+    chosen = {name: value for name, value in settings.items() if value is not None}
+    predictor = predictor.with_settings(**chosen)
+    predictor.check_used(list(chosen))
+    return predictor, kind
 
 
 def _eval_task(
-    run: Path,
-    recipe: FinetuneRecipe,
-    options: EvalOptions,
-    report_folder: Path | None,
-    output: Path | None,
-    as_json: bool,
-    device: str | None,
+    predictor: Predictor, data: EvaluationData, options: ReportOptions, *, tune_null_threshold: bool
 ) -> None:
-    from qkv.files import atomic_write_text
-    from qkv.reports.html import render_html
-    from qkv.reports.report import to_dict
+    from qkv.train.evaluation import run_task_evaluation
 
-    if options.resamples < 0:
-        raise InputError("--num-resamples is 0 or more")
-    report, rows = _build_report(run, recipe, options, device)
-    text = json.dumps(to_dict(report), ensure_ascii=False, indent=None if report_folder is None else 1)
-    if output is not None:
-        atomic_write_text(output, "".join("\t".join(row) + "\n" for row in rows))
-    if report_folder is not None:
-        atomic_write_text(report_folder / "report.json", text + "\n")
-        atomic_write_text(report_folder / "report.html", render_html(report))
-    if as_json:
-        print(text)
+    evaluation = run_task_evaluation(predictor, data)
+    if tune_null_threshold:
+        print_null_threshold(evaluation, options.as_json)
         return
-    _print_report(report)
-    if report_folder is not None:
-        print(f"{report_folder / 'report.html'}: the report with the worst examples; report.json: the same as JSON")
+    recipe: Any = predictor.recipe
+    data_name = str(data.source)
+    if data.source is None:
+        split = data.split or "test"
+        data_name = str(getattr(recipe.data, split, None) or f"{recipe.data.train}, {split} split")
+    folder = predictor.bundle.folder
+    report_task(evaluation, str(folder or ""), data_name, options)
 
 
-def _build_report(
-    run: Path, recipe: FinetuneRecipe, options: EvalOptions, device: str | None
-) -> tuple[Report, list[list[str]]]:
-    """Return the report, and one row per example with its location, prediction and label."""
-    from qkv.recipe import RECIPE_FILE
-    from qkv.reports.report import build_report, read_learning_curves
-    from qkv.tasks.base import make_metrics, require_head
-    from qkv.tasks.predictor import Predictor
-    from qkv.tasks.recipe_task import make_task
+def _eval_text(bundle: ModelBundle, data: EvaluationData, as_json: bool) -> None:
+    from qkv.recipe.schema import PretrainingRecipe
+    from qkv.tasks.predictor import recipe_of_bundle
+    from qkv.train.text_evaluation import evaluate_text
 
-    task = make_task(recipe)
-    examples, data_name = _read_examples(recipe, options)
-    predictor = Predictor(load_model(run, device), task)
-    if options.skip_bad:
-        examples = _filter_bad(predictor, task, examples, data_name)
-    sentences = [task.from_example(example) for example in examples]
-    predictions = predictor(sentences)
-    labeled = [
-        (example, prediction) for example, prediction in zip(sentences, predictions, strict=True) if example.is_labeled
-    ]
-    golds = [task.gold(example) for example, _ in labeled]
-    scored = task.predictions_for_scoring([prediction for _, prediction in labeled], golds)
-    labels = task.output_names(require_head(task, predictor.bundle.model.spec))
-    primary_metric = recipe.validation.metric or task.primary_metric(labels)
-    report = build_report(
-        task.name,
-        _scored_examples([example for example, _ in labeled], scored, golds),
-        make_metrics(task, labels, [prediction.prediction for prediction in scored], golds, primary_metric)
-        if golds
-        else [],
-        labels,
-        primary_metric,
-        num_unlabeled=len(examples) - len(labeled),
-        resamples=options.resamples,
-    )
-    report = dataclasses.replace(
-        report,
-        run=str(run),
-        data=data_name,
-        learning_curves=read_learning_curves(run / "log.jsonl", primary_metric),
-        recipe=(run / RECIPE_FILE).read_text(encoding="utf-8"),
-        notes=tuple(format_skipped(examples.skipped) + _truncation_notes(predictions)),
-    )
-    return report, _prediction_rows(sentences, predictions, task)
-
-
-def _filter_bad(predictor: Predictor, task: Task[Any], examples: Examples[Any], data_name: str) -> Examples[Any]:
-    """Leave out examples that the model cannot read."""
-    from qkv.checkpoints.inputs import max_input_length
-    from qkv.tasks.base import input_processor, require_head
-
-    bundle = predictor.bundle
-    processor, max_length = input_processor(task, bundle), max_input_length(bundle.model.spec)
-    labels = task.output_names(require_head(task, bundle.model.spec))
-    valid = filter_invalid(examples, lambda batch: task.featurize(batch, processor, labels, max_length))
-    if not valid:
-        raise InputError(f"{data_name}: all examples are bad, the first: {valid.skipped[0]}")
-    return valid
-
-
-def _scored_examples(
-    examples: Sequence[Any], predictions: Sequence[TaskPrediction], golds: Sequence[Any]
-) -> list[ScoredExample]:
-    from qkv.reports.error_analysis import ScoredExample
-
-    return [
-        ScoredExample(example, prediction.prediction, gold, prediction.error_probability(gold), prediction.span)
-        for example, prediction, gold in zip(examples, predictions, golds, strict=True)
-    ]
-
-
-def _truncation_notes(predictions: Sequence[TaskPrediction]) -> list[str]:
-    num_truncated = sum(prediction.truncated for prediction in predictions)
-    return [f"{num_truncated:,} texts were truncated to the model's maximum length"] if num_truncated else []
-
-
-def _read_examples(recipe: FinetuneRecipe, options: EvalOptions) -> tuple[Examples[Any], str]:
-    """Return the test examples and a name for them."""
-    from qkv.train.workloads.task_data import read_split
-
-    data = recipe.data
-    if options.data is None and (options.format is not None or options.reader_options):
-        raise InputError("--format, --text, --label and --reader-option go with --data")
-    data_name = str(data.test or f"{data.train}, test split")
-    if options.data is not None:
-        data_name = str(options.data)
-        # columns of one format are not those of another
-        reader_options = (data.columns if options.format in (None, data.format) else {}) | options.reader_options
-        format = options.format or data.format
-        data = dataclasses.replace(data, test=str(options.data), format=format, columns=reader_options)
-    return read_split(dataclasses.replace(data, skip_bad=data.skip_bad or options.skip_bad), "test"), data_name
-
-
-def _prediction_rows(
-    examples: Sequence[Any], predictions: Sequence[TaskPrediction], task: Task[Any]
-) -> list[list[str]]:
-    rows = [["location", "predicted", "probability", "gold"]]
-    for example, prediction in zip(examples, predictions, strict=True):
-        gold_text = task.format_gold(task.gold(example)) if example.is_labeled else ""
-        probability = "" if prediction.probability is None else f"{prediction.probability:.4f}"
-        rows.append([example.location, prediction.text, probability, gold_text])
-    return [[" ".join(cell.split()) for cell in row] for row in rows]
-
-
-def _print_report(report: Report) -> None:
-    if report.metrics:
-        header = ["metric", "value", *(["95 % interval"] if report.resamples else [])]
-        print_table(header, [_metric_row(name, metric) for name, metric in report.metrics.items()])
-    if report.classes:
-        print()
-        rows = [
-            [
-                label,
-                *(format_number(line[name], 4) for name in ("precision", "recall", "f1")),
-                f"{line['support']:,.0f}",
-            ]
-            for label, line in report.worst_classes()
-        ]
-        print_table(["class", "precision", "recall", "f1", "support"], rows[:_MAX_CLASSES])
-        if len(rows) > _MAX_CLASSES:
-            print(f"the {_MAX_CLASSES} classes with the lowest F1 of {len(rows)}; --report DIR or --json has all")
-    confusions = report.confusion_matrix.mistakes() if report.confusion_matrix else []
-    if confusions:
-        print()
-        rows = [[a, b, f"{n:,}"] for a, b, n in confusions[:_MAX_CONFUSIONS]]
-        print_table(["gold", "predicted", "count"], rows, text_columns=2)
-    print()
-    summary = f"{report.num_examples:,} examples"
-    if report.resamples:
-        summary += f"; 95 % intervals from {report.resamples:,} resamples"
-    if report.num_examples:
-        print(summary)
-    if report.num_unlabeled:
-        print(f"{report.num_unlabeled:,} examples have no label and are not scored (-o FILE writes their predictions)")
-    for note in report.notes:
-        print(note)
-
-
-def _metric_row(name: str, metric: Any) -> list[str]:
-    interval = [] if metric.ci_low is None else [format_interval(metric.ci_low, metric.ci_high, metric.decimals)]
-    return [name, format_number(metric.value, metric.decimals), *interval]
-
-
-# ---- text -----------------------------------------------------------------------------------------------------------
-
-
-def _eval_text(
-    run: Path, recipe: PretrainingRecipe, data: Path | None, format: str | None, as_json: bool, device: str | None
-) -> None:
-    from qkv.train.workloads.pretraining import evaluate_perplexity
-
-    if data is None and format is not None:
-        raise InputError("--format goes with --data")
-    check_renamed("--format", format)
-    values = evaluate_perplexity(load_model(run, device), recipe, None if data is None else [str(data)], format)
+    recipe = recipe_of_bundle(bundle)
+    text_recipe = recipe if isinstance(recipe, PretrainingRecipe) else None
+    values = evaluate_text(bundle, text_recipe, data.path, data.format, data.split, data.columns)
     if as_json:
         print(json.dumps(values))
         return

@@ -39,15 +39,15 @@ class Group(_HelpLayout, TyperGroup):
     """A command of qkv with subcommands."""
 
 
-def make_app(docstring: str) -> typer.Typer:
+def make_app(docstring: str, *, no_args_is_help: bool = True, add_completion: bool = False) -> typer.Typer:
     """Return an application, or a command with subcommands, whose help is a docstring with examples."""
     description, epilog = parse_docstring(docstring)
     return typer.Typer(
         cls=Group,
         help=description,
         epilog=epilog,
-        no_args_is_help=True,
-        add_completion=False,
+        no_args_is_help=no_args_is_help,
+        add_completion=add_completion,
         pretty_exceptions_enable=False,
         rich_markup_mode="rich",
     )

@@ -1,23 +1,27 @@
-"""Streams of inputs: read one window, predict it in batches of similar length, print it in input order, read the next.
+"""Streams of inputs: read one window, predict it in batches of similar length, write it in input order, read the next.
 
 A file is never in memory as a whole.
 """
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from qkv.cli.stdin_lines import StdinLines
 from qkv.data.filtering import format_skipped
 from qkv.errors import InputError, one_line
 
 if TYPE_CHECKING:
     from qkv.data.formats.io import ErrorPolicy
+    from qkv.tasks.input_files import FileFormat
+    from qkv.tasks.predictions import TaskPrediction
 
 _FIRST_WINDOW_SIZES = (64, 512)  # inputs; small, so that the first output or error comes soon
 _WINDOW_SIZE = 4096
@@ -31,16 +35,33 @@ class Input:
 
     text: str  # the input as one line
     location: str  # such as file:line
-    example: Any = None  # the input as an example, if it was read with --format
+    example: Any = None  # the input as an example, if it was read with a format
+    row: Mapping[str, Any] = field(default_factory=dict)  # the fields of its row in a table
     in_file: bool = True  # False: from the command line
 
     @property
     def fields(self) -> dict[str, str]:
-        """The input's part of the JSON output; with its location, since lines may be skipped."""
-        return {"input": self.text} | ({"location": self.location} if self.in_file else {})
+        """The input's part of the JSON output; with its id or location, since lines may be skipped."""
+        return self._id | {"input": self.text} | ({"location": self.location} if self.in_file else {})
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """The input's columns in a file of predictions: those of its row, or its text."""
+        return dict(self.row) or self._id | {"input": self.text}
+
+    @property
+    def _id(self) -> dict[str, str]:
+        example_id = getattr(self.example, "id", "")
+        return {"id": example_id} if example_id else {}
 
 
-PredictLines = Callable[[Sequence[Input], int], list[list[str]]]  # (inputs, index of the first) -> output lines of each
+TakeInputs = Callable[[int], list[Input]]  # (maximum number) -> the next inputs; [] at the end
+Prediction = tuple[Input, "TaskPrediction"]
+
+
+def from_iterator(inputs: Iterator[Input]) -> TakeInputs:
+    """Return a function that takes the next inputs of an iterator."""
+    return lambda size: list(islice(inputs, size))
 
 
 def from_args(texts: Sequence[str]) -> Iterator[Input]:
@@ -50,21 +71,26 @@ def from_args(texts: Sequence[str]) -> Iterator[Input]:
     return (Input(text, describe_input(text), in_file=False) for text in texts)
 
 
-def from_stdin(error_policy: ErrorPolicy) -> Iterator[Input]:
-    """Yield each line of stdin."""
+def from_stdin(error_policy: ErrorPolicy) -> TakeInputs:
+    """Take the lines of stdin that have arrived, so that a slow pipe is answered line by line."""
     from qkv.data.formats.io import decode_line
 
-    line_number = 0
-    for line_number, line in enumerate(getattr(sys.stdin, "buffer", sys.stdin), 1):
-        with error_policy:
-            location = f"stdin:{line_number}"
-            text = line if isinstance(line, str) else decode_line(line, location)
-            yield Input(text.removesuffix("\n").removesuffix("\r"), location)
-    if not line_number:
-        raise InputError("stdin: empty, no text in it; give one text per line")
+    lines = StdinLines()
+
+    def take(size: int) -> list[Input]:
+        inputs: list[Input] = []
+        while not inputs and (arrived := lines.take(size)):
+            for location, raw in arrived:
+                with error_policy:
+                    inputs.append(Input(decode_line(raw, location).removesuffix("\r"), location))
+        if not inputs and not lines.count:
+            raise InputError("stdin: empty, no text in it; give one text per line")
+        return inputs
+
+    return take
 
 
-def from_file(path: Path, error_policy: ErrorPolicy) -> Iterator[Input]:
+def from_lines(path: Path, error_policy: ErrorPolicy) -> Iterator[Input]:
     """Yield each line of a text file, which may be compressed."""
     from qkv.data.formats.images import SUFFIXES
     from qkv.data.formats.io import read_lines
@@ -78,56 +104,63 @@ def from_file(path: Path, error_policy: ErrorPolicy) -> Iterator[Input]:
         empty = False
         with error_policy:
             if not line.strip():
-                raise InputError(f"{location}: the text is empty; fill it in or remove the line")
+                remedy = "fill it in, remove the line, or give the --format of the file"
+                raise InputError(f"{location}: the text is empty; {remedy}")
             yield Input(line, location)
     if empty and not error_policy.errors:
         raise InputError(f"{path}: empty, no text in it; give a file with one text per line")
 
 
-def from_format(format: str, path: Path, reader_options: dict[str, Any], error_policy: ErrorPolicy) -> Iterator[Input]:
-    """Yield the examples of a file in a registered format, without their labels."""
+def from_format(file_format: FileFormat, path: Path, error_policy: ErrorPolicy) -> Iterator[Input]:
+    """Yield the examples of a file in a registered format, without their labels, each with its row of the file."""
     from qkv.data import formats
 
-    if formats.get_format(format).splits_in_folders(path):
+    name = file_format.name
+    if formats.get_format(name).splits_in_folders(path):
         raise InputError(f"{path}: has folders of several splits; name one of them, such as {path / 'test'}")
-    known_options = formats.reader_options(format)
-    hidden_columns: dict[str, str | None] = {name: None for name in _GOLD_COLUMNS if name in known_options}
+    known_options = formats.reader_options(name)
+    hidden_columns: dict[str, Any] = {column: None for column in _GOLD_COLUMNS if column in known_options}
     if "scheme" in known_options:
         hidden_columns["scheme"] = "none"  # tags are labels, so they are not checked
     empty = True
-    columns = {**hidden_columns, **reader_options}
-    for example in formats.iter_examples(format, path, error_policy, columns=columns):
+    columns = file_format.columns | hidden_columns
+    for example, row in formats.iter_examples_with_rows(name, path, error_policy, columns=columns):
         empty = False
         unlabeled = example.without_label()
-        yield Input(unlabeled.to_line(), unlabeled.location, unlabeled)
+        yield Input(unlabeled.to_line(), unlabeled.location, unlabeled, row)
     if empty and not error_policy.errors:
         raise InputError(f"{path}: empty, no examples in it; give a file with at least one")
 
 
-def iter_inputs(
-    texts: list[str],
-    file: Path | None,
-    error_policy: ErrorPolicy,
-    format: str | None = None,
-    reader_options: dict[str, Any] | None = None,
-) -> Iterator[Input] | None:
-    """Return an iterator over the inputs, or None to read them at a prompt."""
+def from_file(file_format: FileFormat, path: Path, error_policy: ErrorPolicy) -> TakeInputs:
+    """Take the inputs of a file."""
+    from qkv.tasks.input_files import LINES
+
+    is_lines = file_format.name == LINES
+    inputs = from_lines(path, error_policy) if is_lines else from_format(file_format, path, error_policy)
+    return from_iterator(inputs)
+
+
+def check_source(texts: Sequence[str], file: Path | None, file_options: Mapping[str, Any]) -> None:
+    """Refuse texts together with a file, options of a file without one, and a file that does not exist."""
     if file is not None and texts:
         raise InputError("give TEXT or --file, not both")
-    if file is None and (format is not None or reader_options):
-        raise InputError("--format, --text, --text-pair and --reader-option go with --file")
-    if reader_options and format is None:
-        raise InputError("--text, --text-pair and --reader-option need --format, the format of --file")
-    if file is not None:
-        if format is None:
-            return from_file(file, error_policy)
-        return from_format(format, file, reader_options or {}, error_policy)
-    if texts == ["-"] or (not texts and not sys.stdin.isatty()):
+    ignored = [option for option, value in file_options.items() if value]
+    if file is None and ignored:
+        raise InputError(f"{ignored[0]} is for the file of --file; add it, or leave the option out")
+    # the reader of a format may know names that are no files
+    if file is not None and not file_options.get("--format") and not os.path.lexists(file):
+        raise InputError(f"{file}: no such file; check the path")
+
+
+def from_args_or_stdin(texts: Sequence[str], error_policy: ErrorPolicy) -> TakeInputs | None:
+    """Take the texts of the command line or the lines of stdin; None: they are typed at a prompt."""
+    if list(texts) == ["-"] or (not texts and not sys.stdin.isatty()):
         return from_stdin(error_policy)
-    return from_args(texts) if texts else None
+    return from_iterator(from_args(texts)) if texts else None
 
 
-def parse_reader_options(options: list[str] | None, **named: str | None) -> dict[str, Any]:
+def parse_reader_options(options: list[str] | None, **named: Any) -> dict[str, Any]:
     """Return the values of --reader-option KEY=VALUE, and of reader options that have a command-line option."""
     parsed: dict[str, Any] = {key: value for key, value in named.items() if value is not None}
     for option in options or []:
@@ -141,32 +174,34 @@ def parse_reader_options(options: list[str] | None, **named: str | None) -> dict
 class StreamingPredictor:
     """Predictions of a stream, window by window."""
 
-    def __init__(self, predict: PredictLines, error_policy: ErrorPolicy) -> None:
+    def __init__(
+        self, predict: Callable[[Sequence[Input], int], Sequence[TaskPrediction]], error_policy: ErrorPolicy
+    ) -> None:
         self._predict, self._error_policy = predict, error_policy
         self.skipped = 0
         self._reasons: list[str] = []
 
-    def iter_lines(self, inputs: Iterator[Input]) -> Iterator[tuple[int, list[str]]]:
-        """Yield the number of inputs and the output lines of each window."""
+    def iter_windows(self, take: TakeInputs) -> Iterator[tuple[int, list[Prediction]]]:
+        """Yield the number of inputs of each window, and the inputs that could be predicted with their predictions."""
         first_index, window_index, any_succeeded = 0, 0, False
         while True:
             size = _FIRST_WINDOW_SIZES[window_index] if window_index < len(_FIRST_WINDOW_SIZES) else _WINDOW_SIZE
-            window = list(islice(inputs, size))
+            window = take(size)
             window_index += 1
-            outputs = self._predict_window(window, first_index) if window else []
+            predictions = self._predict_window(window, first_index) if window else []
             self._collect_reasons()
-            any_succeeded = any_succeeded or bool(outputs)
+            any_succeeded = any_succeeded or bool(predictions)
             if not any_succeeded and self.skipped:  # all failed: the inputs are hardly the reason
                 raise InputError(f"all examples are bad, the first: {self._reasons[0]}")
-            yield len(window), [line for lines in outputs for line in lines]
-            first_index += len(window)
-            if len(window) < size:
+            if not window:
                 return
+            yield len(window), predictions
+            first_index += len(window)
 
-    def _predict_window(self, window: Sequence[Input], first_index: int) -> list[list[str]]:
-        """Return the output lines of each input; a bad input is refused, or found by bisection and skipped."""
+    def _predict_window(self, window: Sequence[Input], first_index: int) -> list[Prediction]:
+        """Return the inputs with their predictions; a bad input is refused, or found by bisection and skipped."""
         try:
-            return self._predict(window, first_index)
+            return list(zip(window, self._predict(window, first_index), strict=True))
         except InputError as error:
             if not self._error_policy.skip:
                 raise

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from qkv.cli.help import GENERATION, INPUT, OUTPUT
-from qkv.errors import InputError
+from qkv.errors import InputError, describe_value
+from qkv.limits import limit, raise_hint
 from qkv.renamed import renamed_value_message
 
 if TYPE_CHECKING:
@@ -25,7 +26,9 @@ ModelName = Annotated[
 ]
 Device = Annotated[
     str | None,
-    typer.Option(metavar="DEVICE", help="Compute on cpu or cuda.", show_default="cuda if a GPU is available"),
+    typer.Option(
+        metavar="DEVICE", help="Compute on cpu, cuda, cuda:N or mps.", show_default="cuda if a GPU is available"
+    ),
 ]
 
 # Input
@@ -60,6 +63,24 @@ ReaderOptions = Annotated[
         "--reader-option",
         metavar="KEY=VALUE",
         help="Set a column or an option of the format, such as label=stars (repeatable).",
+        rich_help_panel=INPUT,
+    ),
+]
+Delimiter = Annotated[
+    str | None,
+    typer.Option(
+        metavar="CHARACTER",
+        help="Split the rows of a CSV file at this character, such as tab or a semicolon.",
+        show_default="detected",
+        rich_help_panel=INPUT,
+    ),
+]
+Encoding = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Decode the file with this encoding, such as latin-1.",
+        show_default="detected",
         rich_help_panel=INPUT,
     ),
 ]
@@ -172,21 +193,49 @@ def check_output_free(output: Path) -> None:
 
 def check_device(device: str | None) -> None:
     """Refuse a device that is unknown or not available."""
-    import torch
+    from qkv.nn.device import find_device
 
-    if device is None:
+    find_device(device, "--device")
+
+
+def check_seed(seed: int | None) -> None:
+    """Refuse a seed that no random number generator takes."""
+    if seed is not None and not 0 <= seed < 2**63:
+        raise InputError(f"--seed must be at least 0 and below 2^63, not {describe_value(seed)}")
+
+
+def check_num_beams(num_beams: int | None) -> None:
+    """Refuse a number of beams that is too small or too large."""
+    _check_count("--num-beams", num_beams, "beams")
+
+
+def check_n_best(n_best: int | None) -> None:
+    """Refuse a number of alternatives that is too small or too large."""
+    _check_count("--n-best", n_best, "beams")
+
+
+def check_num_workers(num_workers: int | None) -> None:
+    """Refuse a number of threads that is negative or too large."""
+    _check_count("--num-workers", num_workers, "workers", minimum=0)
+
+
+def check_vocab_size(vocab_size: int | None) -> None:
+    """Refuse a vocabulary size that is too small or too large."""
+    _check_count("--vocab-size", vocab_size, "vocabulary")
+
+
+def _check_count(option: str, count: int | None, limit_name: str, minimum: int = 1) -> None:
+    if count is None:
         return
-    if device.split(":")[0] not in ("cpu", "cuda"):
-        raise InputError(f"--device must be cpu or cuda, not '{device}'")
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise InputError("--device cuda: this machine has no GPU that torch can use; leave the option out")
+    if count < minimum:
+        raise InputError(f"{option} must be {minimum} or more, not {describe_value(count)}")
+    if count > limit(limit_name):
+        raise InputError(f"{option}: {describe_value(count)} is too large; {raise_hint(limit_name)}")
 
 
 def load_model(run: str | Path, device: str | None) -> ModelBundle:
     """Load a model onto a device, by default the GPU if there is one."""
-    import torch
-
     from qkv.checkpoints import load
+    from qkv.nn.device import find_device
 
-    check_device(device)
-    return load(run, device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    return load(run, find_device(device, "--device"))

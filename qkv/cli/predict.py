@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import sys
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from qkv.cli.help import GENERATION, INPUT, OUTPUT
-from qkv.cli.input_stream import (
-    Input,
-    StreamingPredictor,
-    count_lines,
-    from_args,
-    iter_inputs,
-    parse_reader_options,
-    progress_bar,
-)
+from qkv.cli.input_stream import check_source, count_lines, from_args_or_stdin, from_file, parse_reader_options
 from qkv.cli.options import (
+    Delimiter,
     Device,
+    Encoding,
     InputFile,
     Json,
     LengthPenalty,
@@ -33,15 +23,22 @@ from qkv.cli.options import (
     ParseSpecialTokens,
     ReaderOptions,
     SkipBad,
+    TextColumn,
+    TextPairColumn,
     Texts,
     check_choice,
     check_device,
+    check_n_best,
+    check_num_beams,
+    check_seed,
 )
+from qkv.cli.prediction_file import NESTED_SUFFIXES, check_output
+from qkv.cli.prediction_output import PredictionOutput, run_interactive
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
+    from qkv.cli.input_stream import TakeInputs
     from qkv.data.formats.io import ErrorPolicy
-    from qkv.tasks.predictions import TaskPrediction
     from qkv.tasks.predictor import Predictor
 
 _TASK = "Other tasks"
@@ -49,24 +46,29 @@ Format = Annotated[
     str | None,
     typer.Option(
         metavar="FORMAT",
-        help="Read --file in this format, such as csv, jsonl, squad or images (docs/tasks.md lists all).",
-        show_default="one text per line",
+        help="Read --file in this format, such as csv, jsonl, conll, squad or images (docs/data.md), or as lines.",
+        show_default="by the suffix of the file and the recipe; .txt is lines",
         rich_help_panel=INPUT,
     ),
 ]
-TextColumn = Annotated[
-    str | None,
+PreSplit = Annotated[
+    bool,
     typer.Option(
-        "--text", metavar="COLUMN", help="Read the text from this column, with --format.", rich_help_panel=INPUT
+        "--pre-split",
+        help="Take the words of a line to be separated by spaces, as in CoNLL files (token_classification).",
+        rich_help_panel=INPUT,
     ),
 ]
-TextPairColumn = Annotated[
-    str | None,
+Output = Annotated[
+    Path | None,
     typer.Option(
-        "--text-pair",
-        metavar="COLUMN",
-        help="Read the second text from this column, with --format.",
-        rich_help_panel=INPUT,
+        "--output",
+        "-o",
+        metavar="FILE",
+        help="Write a .csv, .tsv, .jsonl or .parquet file with the columns of the input and the prediction, or a .txt "
+        "file with one prediction per line.",
+        show_default="stdout",
+        rich_help_panel=OUTPUT,
     ),
 ]
 NBest = Annotated[int, typer.Option(metavar="N", help="Print the N best outputs per input.", rich_help_panel=OUTPUT)]
@@ -113,6 +115,15 @@ MaxNewTokens = Annotated[
         rich_help_panel=GENERATION,
     ),
 ]
+GenerationOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--generation",
+        metavar="KEY=VALUE",
+        help="Set any field of GenerationConfig, such as no_repeat_ngram_size=3 (docs/generation.md, repeatable).",
+        rich_help_panel=GENERATION,
+    ),
+]
 Threshold = Annotated[
     float | None,
     typer.Option(
@@ -140,9 +151,13 @@ def predict(
     format: Format = None,
     text: TextColumn = None,
     text_pair: TextPairColumn = None,
+    delimiter: Delimiter = None,
+    encoding: Encoding = None,
     reader_option: ReaderOptions = None,
+    pre_split: PreSplit = False,
     skip_bad: SkipBad = False,
     on_too_long: OnTooLongOfRecipe = None,
+    output: Output = None,
     n_best: NBest = 1,
     scores: Scores = False,
     as_json: Json = False,
@@ -154,6 +169,7 @@ def predict(
     top_p: TopP = None,
     seed: Seed = None,
     max_new_tokens: MaxNewTokens = None,
+    generation: GenerationOptions = None,
     on_unknown: OnUnknown = None,
     parse_special_tokens: ParseSpecialTokens = False,
     threshold: Threshold = None,
@@ -162,13 +178,14 @@ def predict(
 ) -> None:
     """Predict labels, answers or text for inputs.
 
-    Inputs are TEXT arguments, lines of a file or of stdin; without any, they are read at an interactive prompt.
+    Inputs are TEXT arguments, a file or lines of stdin; without any, they are read at an interactive prompt.
     A run uses the task and settings of its recipe, any other model the task of its head. Separate the texts of one
     input by tabs (question and context, text and choices). Image models read file names. Files are streamed in order.
+    A table is read by its columns, by default those of the run's training data; a .txt file has one text per line.
 
     Examples:
         qkv predict bert-base-uncased "Paris is the [MASK] of France." --n-best 3
-        qkv predict runs/sentiment --file reviews.csv --format csv --json
+        qkv predict runs/sentiment --file reviews.csv --output predictions.csv
     """
     from qkv.data.formats.io import ErrorPolicy
 
@@ -186,16 +203,74 @@ def predict(
         "threshold": threshold,
         "on_too_long": on_too_long,
         "subword_pooling": subword_pooling,
+        "pre_split": pre_split or None,
     }
+    columns = {"text": text, "text_pair": text_pair, "delimiter": delimiter, "encoding": encoding}
+    options = {f"--{name.replace('_', '-')}": value for name, value in columns.items()}
+    check_source(texts or [], file, {"--format": format, **options, "--reader-option": reader_option})
+    check_seed(seed)
+    check_num_beams(num_beams)
+    check_n_best(n_best)
+    _check_output_options(output, file, n_best, as_json=as_json, scores=scores)
+    reader_options = parse_reader_options(reader_option, **columns)
     error_policy = ErrorPolicy(skip_bad)
-    reader_options = parse_reader_options(reader_option, text=text, text_pair=text_pair)
-    inputs = iter_inputs(texts or [], file, error_policy, format, reader_options)
-    predictor = _load_predictor(model, device, settings)
-    printer = PredictionPrinter(predictor, n_best, as_json=as_json, with_scores=n_best > 1 or scores)
-    _print_all(printer, inputs, error_policy, None if format else file)
+    predictor = _load_predictor(model, device, settings, n_best)
+    if generation:
+        predictor = _with_generation_options(predictor, generation)
+    if n_best > 1 and not predictor.task.has_alternatives:
+        raise InputError(f"--n-best: the task '{predictor.task.name}' has one output per input; leave it out")
+    if file is None:
+        take = from_args_or_stdin(texts or [], error_policy)
+    else:
+        take = open_file(file, predictor, format, reader_options, error_policy)
+    predictions = PredictionOutput(predictor, n_best, as_json=as_json, with_scores=n_best > 1 or scores)
+    if take is None:
+        _run_prompt(predictions, output, skip_bad)
+    else:
+        predictions.run(take, error_policy, count_lines(file), output)
 
 
-def _load_predictor(model: str, device: str | None, settings: dict[str, Any]) -> Predictor:
+def open_file(
+    file: Path, predictor: Predictor, format: str | None, columns: dict[str, Any], error_policy: ErrorPolicy
+) -> TakeInputs:
+    """Return the inputs of a file, read as the options, the recipe of the model's run or the file name determine."""
+    from qkv.tasks.input_files import input_format
+
+    task_type = predictor.task.example_type
+    return from_file(input_format(file, task_type, predictor.recipe, format, columns), file, error_policy)
+
+
+def _run_prompt(predictions: PredictionOutput, output: Path | None, skip_bad: bool) -> None:
+    if output is not None or skip_bad:
+        raise InputError(f"{'--output' if output else '--skip-bad'} needs inputs: TEXT, --file, or - for stdin")
+    run_interactive(predictions.lines)
+
+
+def _check_output_options(output: Path | None, file: Path | None, n_best: int, *, as_json: bool, scores: bool) -> None:
+    """Refuse options of the output that exclude each other or that have no effect."""
+    if output is None:
+        if as_json and scores:
+            raise InputError("--scores: JSON has the scores; leave out --scores or --json")
+        return
+    check_output(output, file)
+    if as_json or scores:
+        raise InputError(
+            f"--{'json' if as_json else 'scores'} is for stdout; the suffix of --output decides, leave it out"
+        )
+    if n_best > 1 and output.suffix.lower() not in NESTED_SUFFIXES:
+        raise InputError(f"--n-best: {output.suffix} has one prediction per row; write .jsonl or .parquet")
+
+
+def _with_generation_options(predictor: Predictor, options: list[str]) -> Predictor:
+    """Return a predictor with fields of `GenerationConfig` that are given as KEY=VALUE."""
+    from qkv.generation.config import parse_options
+
+    if predictor.task.name != "generation":
+        raise InputError(f"--generation: the task '{predictor.task.name}' generates no text; leave it out")
+    return predictor.with_settings(**parse_options(options, "--generation"))
+
+
+def _load_predictor(model: str, device: str | None, settings: dict[str, Any], n_best: int) -> Predictor:
     """Load a model with the settings of the command line; those that are None stay as the model has them."""
     from qkv.tasks.predictor import Predictor
 
@@ -209,79 +284,9 @@ def _load_predictor(model: str, device: str | None, settings: dict[str, Any]) ->
             check_choice(f"--{name.replace('_', '-')}", settings[name], *allowed)
     if device is not None:
         check_device(device)
-    return Predictor.load(model, device).with_settings(**settings)
-
-
-def _print_all(
-    printer: PredictionPrinter, inputs: Iterator[Input] | None, error_policy: ErrorPolicy, file: Path | None
-) -> None:
-    """Print the predictions of all inputs, or of lines that are typed at a prompt, and warnings on stderr."""
-    if inputs is None:
-        _run_interactive(lambda line: printer(list(from_args([line])), 0)[0])
-        return
-    _print_stream(StreamingPredictor(printer, error_policy), inputs, count_lines(file))
-    for line in printer.warnings():
-        print(line, file=sys.stderr)
-
-
-class PredictionPrinter:
-    """Predictions of inputs as lines of output."""
-
-    def __init__(self, predictor: Predictor, n_best: int, *, as_json: bool, with_scores: bool) -> None:
-        self._predictor, self._n_best, self._as_json, self._with_scores = predictor, n_best, as_json, with_scores
-        self._num_truncated = 0
-
-    def __call__(self, inputs: Sequence[Input], first_index: int) -> list[list[str]]:
-        """Return the output lines of each input."""
-        values = [item.text if item.example is None else item.example for item in inputs]
-        locations = [item.location for item in inputs]
-        predictions = self._predictor(values, self._n_best, locations, first_index)
-        self._num_truncated += sum(prediction.truncated for prediction in predictions)
-        return [self._format_lines(item, prediction) for item, prediction in zip(inputs, predictions, strict=True)]
-
-    def _format_lines(self, item: Input, prediction: TaskPrediction) -> list[str]:
-        if self._as_json:
-            return [json.dumps(item.fields | prediction.fields, ensure_ascii=False)]
-        if not self._with_scores:
-            return [_one_line(prediction.text)]
-        alternatives = prediction.alternatives or ((prediction.text, prediction.score or 0.0),)
-        return [f"{_one_line(item.text)}\t{score:.4f}\t{_one_line(output)}" for output, score in alternatives]
-
-    def warnings(self) -> list[str]:
-        """Return the warnings to print after all predictions."""
-        subject = "1 text was" if self._num_truncated == 1 else f"{self._num_truncated:,} texts were"
-        return [f"{subject} truncated to the model's maximum length"] if self._num_truncated else []
-
-
-def _one_line(text: str) -> str:
-    """Replace tabs and line ends, which separate the columns and rows of the output."""
-    return " ".join(text.split()) if any(char in text for char in "\t\n\r") else text
-
-
-def _print_stream(stream: StreamingPredictor, inputs: Iterator[Input], total: int | None) -> None:
-    """Print predictions as they are made, and on stderr the inputs that were skipped."""
-    with progress_bar(total) as step:
-        for done, lines in stream.iter_lines(inputs):
-            if lines:
-                print("\n".join(lines), flush=True)
-            step(done)
-    for line in stream.warnings():
-        print(line, file=sys.stderr)
-
-
-def _run_interactive(predict_lines: Callable[[str], list[str]]) -> None:
-    with contextlib.suppress(ImportError):
-        import readline  # noqa: F401  # gives the prompt history and editing
-    print("Type a text and press Enter; an empty line ends.")
-    while True:
-        try:
-            text = input("> ").strip()
-        except (EOFError, KeyboardInterrupt):
-            print()
-            return
-        if not text:
-            return
-        try:
-            print("\n".join(predict_lines(text)))
-        except InputError as error:  # an invalid line does not end the session
-            print(error)
+    predictor = Predictor.load(model, device).with_settings(**settings)
+    has_beams = n_best > 1  # then --length-penalty ranks them
+    predictor.check_used(
+        [name for name, value in settings.items() if value is not None and not (has_beams and name == "length_penalty")]
+    )
+    return predictor

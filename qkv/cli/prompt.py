@@ -12,7 +12,9 @@ import typer
 from qkv.cli.help import INPUT, OUTPUT
 from qkv.cli.input_stream import parse_reader_options
 from qkv.cli.options import (
+    Delimiter,
     Device,
+    Encoding,
     Json,
     LabelColumn,
     ModelName,
@@ -22,6 +24,7 @@ from qkv.cli.options import (
     TextColumn,
     TextPairColumn,
     check_choice,
+    check_seed,
     load_model,
 )
 from qkv.cli.tables import print_table
@@ -41,9 +44,12 @@ Data = Annotated[
     ),
 ]
 Format = Annotated[
-    str,
+    str | None,
     typer.Option(
-        metavar="FORMAT", help="Read --data in this format, such as csv, jsonl or glue:SST-2.", rich_help_panel=INPUT
+        metavar="FORMAT",
+        help="Read --data in this format, such as csv, jsonl or glue:SST-2.",
+        show_default="by the suffix of the file",
+        rich_help_panel=INPUT,
     ),
 ]
 MaxExamples = Annotated[
@@ -78,7 +84,13 @@ Train = Annotated[
     ),
 ]
 Seed = Annotated[
-    int, typer.Option(metavar="N", help="Set the random seed of the demonstrations.", rich_help_panel=_PROMPT)
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Set the random seed of the demonstrations (--shots).",
+        show_default="0",
+        rich_help_panel=_PROMPT,
+    ),
 ]
 LengthNormalize = Annotated[
     bool,
@@ -115,10 +127,12 @@ Output = Annotated[
 def prompt(
     model: ModelName,
     data: Data,
-    format: Format = "table",
+    format: Format = None,
     text: TextColumn = None,
     text_pair: TextPairColumn = None,
     label: LabelColumn = None,
+    delimiter: Delimiter = None,
+    encoding: Encoding = None,
     reader_option: ReaderOptions = None,
     skip_bad: SkipBad = False,
     max_examples: MaxExamples = None,
@@ -127,7 +141,7 @@ def prompt(
     verbalizer: Verbalizers = None,
     shots: Shots = 0,
     train: Train = None,
-    seed: Seed = 0,
+    seed: Seed = None,
     length_normalize: LengthNormalize = False,
     calibrate: Calibrate = False,
     num_resamples: NumResamples = 1000,
@@ -143,10 +157,15 @@ def prompt(
     Example:
         qkv prompt gpt2 --data reviews.csv --shots 4 --verbalizer 1=good
     """
+    from qkv.data.examples import TextExample
+    from qkv.data.formats import infer_format
     from qkv.generation.prompting import PromptConfig, predict_with_prompt
 
     if num_resamples < 0 or shots < 0 or (max_examples is not None and max_examples < 1):
         raise InputError("--num-resamples and --shots are 0 or more, --max-examples is 1 or more")
+    check_seed(seed)
+    if seed is not None and not shots:
+        raise InputError("--seed draws the demonstrations of --shots; add it, or leave the option out")
     config = PromptConfig(
         template=template.replace("\\n", "\n").replace("\\t", "\t"),
         verbalizer=_parse_verbalizers(verbalizer),
@@ -154,16 +173,19 @@ def prompt(
         calibrate=calibrate,
         on_too_long=check_choice("--on-too-long", on_too_long, "refuse", "truncate"),
     )
-    reader_options = parse_reader_options(reader_option, text=text, text_pair=text_pair, label=label)
-    sampling = (shots, seed)
-    queries, demonstrations, labels, skipped = _read_examples(format, (data, train), reader_options, sampling, skip_bad)
+    columns = {"text": text, "text_pair": text_pair, "label": label, "delimiter": delimiter, "encoding": encoding}
+    reader_options = parse_reader_options(reader_option, **columns)
+    sampling = (shots, seed or 0)
+    format_name = format or infer_format(TextExample, data)
+    examples = _read_examples(format_name, (data, train), reader_options, sampling, skip_bad)
+    queries, demonstrations, labels, skipped = examples
     _check_verbalizer(config.verbalizer, labels)
     if max_examples is not None and max_examples < len(queries):
         queries = [queries[i * len(queries) // max_examples] for i in range(max_examples)]
     predictions = predict_with_prompt(load_model(model, device), queries, labels, demonstrations, config)
     if output is not None:
         _write_predictions(output, queries, predictions)
-    _print_metrics(queries, predictions, labels, num_resamples, as_json)
+    _print_metrics(queries, predictions, num_resamples, as_json)
     if not as_json and skipped:
         print("\n".join(skipped))
 
@@ -243,22 +265,23 @@ def _check_class_labels(examples: Sequence[TextExample]) -> None:
 def _write_predictions(output: Path, queries: list[TextExample], predictions: list[PromptPrediction]) -> None:
     from qkv.files import atomic_write_text
 
-    rows = [["location", "predicted", "probability", "gold"]]
+    rows = [["location", "prediction", "probability", "label"]]
     for example, prediction in zip(queries, predictions, strict=True):
         rows.append([example.location, prediction.label, f"{prediction.probability:.4f}", str(example.label)])
     atomic_write_text(output, "".join("\t".join(row) + "\n" for row in rows))
 
 
 def _print_metrics(
-    queries: list[TextExample], predictions: list[PromptPrediction], labels: list[str], resamples: int, as_json: bool
+    queries: list[TextExample], predictions: list[PromptPrediction], resamples: int, as_json: bool
 ) -> None:
     from qkv.metrics import significance
-    from qkv.metrics.classification import F1, Accuracy
+    from qkv.metrics.classification import F1, Accuracy, collect_label_set
 
     predicted, gold = [prediction.label for prediction in predictions], [str(example.label) for example in queries]
     scores: dict[str, float] = {}
     intervals: dict[str, tuple[float, float]] = {}
-    for metric, name in ((Accuracy(), "accuracy"), (F1(tuple(labels), "macro"), "f1_macro")):
+    macro_f1 = F1(collect_label_set(predicted, gold), "macro")
+    for metric, name in ((Accuracy(), "accuracy"), (macro_f1, "f1_macro")):
         rows = metric.statistics(predicted, gold)
         scores[name] = metric.compute(rows)[name]
         if resamples:

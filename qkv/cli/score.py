@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qkv.cli.help import INPUT, OUTPUT
-from qkv.cli.options import Device, Json, OnTooLong, check_choice, load_model
+from qkv.cli.options import Device, Json, OnTooLong, check_choice, check_seed, load_model
 from qkv.cli.score_output import MetricScores, Resampling, ScoreResults, print_results
 from qkv.errors import InputError
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from qkv.metrics.registry import AnyMetric, MetricOptions
     from qkv.metrics.score_files import ScoringData, ScoringFiles
 
+_CONFIDENCE = 0.95
 _METRIC_OPTIONS, _SIGNIFICANCE = "Metric options", "Confidence intervals and comparison"
 Metrics = Annotated[
     list[str],
@@ -156,11 +157,22 @@ NumResamples = Annotated[
     ),
 ]
 Confidence = Annotated[
-    float,
-    typer.Option(metavar="LEVEL", help="Set the confidence level of the intervals.", rich_help_panel=_SIGNIFICANCE),
+    float | None,
+    typer.Option(
+        metavar="LEVEL",
+        help="Set the confidence level of the intervals.",
+        show_default="0.95",
+        rich_help_panel=_SIGNIFICANCE,
+    ),
 ]
 Seed = Annotated[
-    int, typer.Option(metavar="N", help="Set the random seed of the resampling.", rich_help_panel=_SIGNIFICANCE)
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Set the random seed of the resampling.",
+        show_default="0",
+        rich_help_panel=_SIGNIFICANCE,
+    ),
 ]
 PerClass = Annotated[
     bool,
@@ -195,8 +207,8 @@ def score(
     idf: Idf = False,
     baseline: Baseline = None,
     num_resamples: NumResamples = 1000,
-    confidence: Confidence = 0.95,
-    seed: Seed = 0,
+    confidence: Confidence = None,
+    seed: Seed = None,
     per_class: PerClass = False,
     per_example: PerExample = None,
     as_json: Json = False,
@@ -204,14 +216,15 @@ def score(
 ) -> None:
     """Score a file of outputs against references.
 
-    Files have one text, label or number per line, or are tables, CoNLL files (entity_f1) or SQuAD JSON (squad).
+    Files have one text, label or number per line, or are tables, CoNLL files (entity_f1) or SQuAD JSON (squad). The
+    outputs can also be a file of qkv predict: JSON lines (--json) or a .csv, .tsv, .jsonl or .parquet file (-o).
 
     Examples:
         qkv score --metric bleu --metric chrf --hyp output.de --ref test.de
         qkv score -m f1 --hyp a.txt --baseline b.txt --ref gold.txt
     """
     from qkv.metrics.entities import ENTITY_SCHEMES
-    from qkv.metrics.registry import MetricOptions
+    from qkv.metrics.registry import MetricOptions, check_packages
     from qkv.metrics.score_files import ScoringFiles
 
     options = MetricOptions(
@@ -230,16 +243,24 @@ def score(
     metrics = list(dict.fromkeys(metric))
     is_set = {"label_separator": label_separator != ",", "model": model is not None, "device": device is not None}
     _check_options(metrics, options, is_set)
+    check_packages(metrics)
     resampling = _make_resampling(num_resamples, seed, confidence)
     tags = options.scheme if "entity_f1" in metrics else None
     files = ScoringFiles(hyp, tuple(ref), baseline, hyp_column, ref_column, label_separator, tags)
-    print_results(_score_metrics(metrics, files, options, (model, device), resampling), per_example, per_class, as_json)
+    results = _score_metrics(metrics, files, options, (model, device), resampling)
+    if per_class and not any(hasattr(scored.metric, "per_class") for scored in results.metrics):
+        raise InputError(f"--per-class has no effect on {', '.join(metrics)}; it is for f1 and the metrics of tags")
+    print_results(results, per_example, per_class, as_json)
 
 
-def _make_resampling(num_resamples: int, seed: int, confidence: float) -> Resampling:
-    if num_resamples < 0 or not 0 < confidence < 1:
+def _make_resampling(num_resamples: int, seed: int | None, confidence: float | None) -> Resampling:
+    check_seed(seed)
+    if num_resamples < 0 or not 0 < (_CONFIDENCE if confidence is None else confidence) < 1:
         raise InputError("--num-resamples must be 0 or more, and --confidence between 0 and 1")
-    return Resampling(num_resamples, seed, confidence)
+    if num_resamples == 0 and (seed is not None or confidence is not None):
+        option = "--confidence" if seed is None else "--seed"
+        raise InputError(f"{option} has no effect without resamples (--num-resamples 0); leave it out")
+    return Resampling(num_resamples, seed or 0, _CONFIDENCE if confidence is None else confidence)
 
 
 def _check_options(metrics: list[str], options: MetricOptions, other_options: dict[str, bool]) -> None:

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qkv.cli.help import INPUT, add_command, make_app
-from qkv.cli.options import Json, OutputFolder, ParseSpecialTokens, check_choice, check_output_free, check_renamed
+from qkv.cli.options import (
+    Json,
+    OutputFolder,
+    ParseSpecialTokens,
+    check_choice,
+    check_output_free,
+    check_renamed,
+    check_vocab_size,
+)
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
@@ -90,6 +98,7 @@ def train(
     from qkv.tokenization.hf import save_tokenizers
     from qkv.tokenization.tokenizer import train_tokenizer
 
+    check_vocab_size(vocab_size)
     if (family is None) == (kind is None):
         raise InputError("give --family (such as bert) or --kind (such as wordpiece), and not both")
     template = None if family is None else _template(family)

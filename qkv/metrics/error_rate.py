@@ -131,7 +131,11 @@ class ErrorRate(Metric[str, Sequence[str]]):
 
 def _error_rate_entry(unit: Literal["word", "character"]) -> MetricEntry:
     return MetricEntry(
-        "texts", lambda options, _: ErrorRate(unit, options.lowercase), ("lowercase",), higher_is_better=False
+        "texts",
+        lambda options, _: ErrorRate(unit, options.lowercase),
+        ("lowercase",),
+        higher_is_better=False,
+        package="jiwer",
     )
 
 

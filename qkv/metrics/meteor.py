@@ -60,4 +60,4 @@ class Meteor(MeanMetric[str, Sequence[str]]):
         return f"nltk, alpha 0.9, beta 3, gamma 0.5, {matched}"
 
 
-METEOR = MetricEntry("texts", lambda *_: Meteor())
+METEOR = MetricEntry("texts", lambda *_: Meteor(), package="nltk")

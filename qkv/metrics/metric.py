@@ -119,8 +119,13 @@ def require_package(name: str, purpose: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError:
-        package = name.partition(".")[0].replace("_", "-")
-        raise InputError(f"{purpose} needs the package {package}; pip install 'qkv[metrics]'") from None
+        raise missing_package(purpose, name) from None
+
+
+def missing_package(purpose: str, module: str) -> InputError:
+    """Return the error for an optional library that is not installed."""
+    package = module.partition(".")[0].replace("_", "-")
+    return InputError(f"{purpose} needs the package {package}; pip install 'qkv[metrics]'")
 
 
 def safe_divide(numerator: float, denominator: float) -> float:

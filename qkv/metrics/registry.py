@@ -6,13 +6,14 @@ built-in metric is in the metric's own module and is imported when it is first u
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from qkv.errors import InputError
-from qkv.metrics.metric import DataKind, Metric
+from qkv.metrics.metric import DataKind, Metric, missing_package
 from qkv.registry import Registry
 
 if TYPE_CHECKING:
@@ -88,6 +89,9 @@ class MetricEntry:
     higher_is_better: bool = True
     """Whether a larger score is a better one."""
 
+    package: str | None = None
+    """Optional package that computes the metric, as it is imported."""
+
 
 class _MetricRegistry(Registry[MetricEntry]):
     """Metrics by name; a metric that is made without arguments can be registered by its class."""
@@ -137,6 +141,40 @@ METRICS: Registry[MetricEntry] = _MetricRegistry(
         "bertscore": "qkv.metrics.bertscore:BERTSCORE",
     },
 )
+
+DESCRIPTIONS = {
+    "accuracy": "fraction of correct labels",
+    "f1": "F1, precision and recall of labels: macro, micro, weighted, or of one label",
+    "matthews_correlation": "Matthews' correlation of labels",
+    "multilabel_f1": "F1 of sets of labels, micro first",
+    "multilabel_accuracy": "fraction of exactly correct sets of labels",
+    "pearson": "Pearson's correlation of numbers",
+    "spearman": "Spearman's rank correlation of numbers",
+    "perplexity": "exponential of the mean negative log-probability per token",
+    "entity_f1": "F1, precision and recall of entities",
+    "token_f1": "F1 of the tags of tokens",
+    "token_accuracy": "fraction of tokens with the correct tag",
+    "sequence_accuracy": "fraction of sentences with all tags correct",
+    "squad": "F1 and exact match of answers, SQuAD 1.1",
+    "squad2": "F1 and exact match of answers, SQuAD 2.0",
+    "wer": "word error rate of texts",
+    "cer": "character error rate of texts",
+    "bleu": "BLEU of texts, with its signature",
+    "chrf": "chrF of texts",
+    "chrf++": "chrF of texts with word bigrams",
+    "ter": "translation edit rate of texts",
+    "rouge": "ROUGE-1, -2, -L and -Lsum of texts",
+    "meteor": "METEOR of texts",
+    "bertscore": "similarity of texts in the embeddings of an encoder",
+}
+
+
+def check_packages(names: Iterable[str]) -> None:
+    """Refuse metrics whose package is missing, before anything is computed; names of other scores are ignored."""
+    for name in names:
+        package = METRICS.get(name).package if name in METRICS else None
+        if package is not None and importlib.util.find_spec(package) is None:
+            raise missing_package(name, package)
 
 
 def metrics_of_kind(data_kind: DataKind) -> list[str]:

@@ -63,4 +63,6 @@ def _make_rouge(options: MetricOptions, _: AllSides) -> Rouge:
     return Rouge(options.multi_reference, options.use_stemmer, options.sentence_separator)
 
 
-ROUGE = MetricEntry("texts", _make_rouge, ("multi_reference", "use_stemmer", "sentence_separator"), _ROUGE_TYPES)
+ROUGE = MetricEntry(
+    "texts", _make_rouge, ("multi_reference", "use_stemmer", "sentence_separator"), _ROUGE_TYPES, package="rouge_score"
+)

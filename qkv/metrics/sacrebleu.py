@@ -118,7 +118,14 @@ class Ter(_Sacrebleu):
         return require_package("sacrebleu.metrics", "TER").TER(case_sensitive=self.case_sensitive)
 
 
-BLEU = MetricEntry("texts", lambda options, _: Bleu(options.lowercase, options.tokenize), ("lowercase", "tokenize"))
-CHRF = MetricEntry("texts", lambda options, _: Chrf(options.lowercase), ("lowercase",))
-CHRF_PLUS_PLUS = MetricEntry("texts", lambda options, _: ChrfPlusPlus(options.lowercase), ("lowercase",))
-TER = MetricEntry("texts", lambda *_: Ter(), higher_is_better=False)
+BLEU = MetricEntry(
+    "texts",
+    lambda options, _: Bleu(options.lowercase, options.tokenize),
+    ("lowercase", "tokenize"),
+    package="sacrebleu",
+)
+CHRF = MetricEntry("texts", lambda options, _: Chrf(options.lowercase), ("lowercase",), package="sacrebleu")
+CHRF_PLUS_PLUS = MetricEntry(
+    "texts", lambda options, _: ChrfPlusPlus(options.lowercase), ("lowercase",), package="sacrebleu"
+)
+TER = MetricEntry("texts", lambda *_: Ter(), higher_is_better=False, package="sacrebleu")

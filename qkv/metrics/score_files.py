@@ -14,9 +14,18 @@ from typing import Any
 from qkv.data.formats import conll
 from qkv.data.formats.fields import id_field, objects_field
 from qkv.data.formats.io import ErrorPolicy, csv_records, file_suffix, read_json, read_lines
+from qkv.data.formats.table import read_rows
 from qkv.errors import InputError, did_you_mean
 from qkv.metrics.entities import EntityScheme, split_tag
 from qkv.metrics.metric import DataKind
+from qkv.metrics.prediction_records import (
+    RECORD_SUFFIXES,
+    has_records,
+    iter_records,
+    prediction_cell,
+    prediction_tags,
+    predictions_by_id,
+)
 
 
 @dataclass(frozen=True)
@@ -64,10 +73,11 @@ def read_scoring_files(kind: DataKind, files: ScoringFiles) -> ScoringData:
         return _read_answer_files(files)
     if kind == "tags":
         return _read_tag_files(files)
-    hypothesis_cells = _read_column(files.hypotheses, files.hypothesis_column, "--hyp-column")
-    reference_cells = [_read_column(path, files.reference_column, "--ref-column") for path in files.references]
+    separator = files.label_separator
+    hypothesis_cells = _read_predictions_column(files.hypotheses, files.hypothesis_column, separator)
+    reference_cells = [_read_references(path, files.reference_column, separator) for path in files.references]
     baseline_cells = (
-        None if files.baseline is None else _read_column(files.baseline, files.hypothesis_column, "--hyp-column")
+        None if files.baseline is None else _read_predictions_column(files.baseline, files.hypothesis_column, separator)
     )
     parse = {
         "texts": _parse_text,
@@ -87,6 +97,30 @@ def read_scoring_files(kind: DataKind, files: ScoringFiles) -> ScoringData:
 Cell = tuple[str, str]  # content and location
 
 
+def _read_predictions_column(path: Path, column: str | None, separator: str) -> list[Cell]:
+    """Read the predictions that `qkv predict` wrote, or one cell per line."""
+    if file_suffix(path) in RECORD_SUFFIXES or (column is None and has_records(path)):
+        return _read_records(path, column, separator)
+    return _read_column(path, column, "--hyp-column")
+
+
+def _read_references(path: Path, column: str | None, separator: str) -> list[Cell]:
+    if file_suffix(path) not in RECORD_SUFFIXES:
+        return _read_column(path, column, "--ref-column")
+    if column is None:
+        raise InputError(f"{path}: has records; give the name of the field to compare with, with --ref-column")
+    return _read_records(path, column, separator)
+
+
+def _read_records(path: Path, column: str | None, separator: str) -> list[Cell]:
+    cells = [
+        (prediction_cell(record, column, location, separator), location) for location, record in iter_records(path)
+    ]
+    if not cells:
+        raise InputError(f"{path}: is empty; give a file with one example per line")
+    return cells
+
+
 def _read_column(path: Path, column: str | None, option: str) -> list[Cell]:
     """Read one cell per line: the whole line, or a column of a table with tabs or (.csv) commas."""
     # blank lines of a table count: skipping one would misalign the files
@@ -100,12 +134,23 @@ def _read_column(path: Path, column: str | None, option: str) -> list[Cell]:
         cells = [(line, location) for location, line in read_lines(path, ErrorPolicy())]
     elif column.isdecimal():
         cells = [_cell_at(record, int(column) - 1, location, option) for location, record in records]
+    elif is_csv and column not in _csv_header(path):
+        rows = read_rows(path, ErrorPolicy(), required=(column,))  # with another delimiter or encoding
+        cells = [(str(row.fields[column]), row.location) for row in rows]
     else:
         column_index = _header_index(next(records, None), path, column, option)
         cells = [_cell_at(record, column_index, location, option) for location, record in records]
     if not cells:
         raise InputError(f"{path}: is empty; give a file with one example per line")
     return cells
+
+
+def _csv_header(path: Path) -> list[str]:
+    """Return the names of the columns of a CSV file with commas."""
+    try:
+        return [name.strip() for name in next(csv_records(path, ErrorPolicy()), ("", []))[1]]
+    except InputError:  # not UTF-8
+        return []
 
 
 def _cell_at(record: list[str], column_index: int, location: str, option: str) -> Cell:
@@ -198,7 +243,12 @@ def _check_same_words(hypothesis: _Sentence, reference: _Sentence) -> None:
 
 
 def _read_sentences(path: Path, column: str | None, scheme: EntityScheme | None) -> list[_Sentence]:
-    """Read CoNLL columns; the only column of a file is its tags."""
+    """Read CoNLL columns, where the only column of a file is its tags, or records of `qkv predict`."""
+    if has_records(path):
+        return [
+            _checked_sentence(location, *prediction_tags(record, column, location), scheme)
+            for location, record in iter_records(path)
+        ]
     if file_suffix(path) == ".conllu":
         examples = conll.read_conllu(path, ErrorPolicy(), tag=column or "upos")
     else:
@@ -208,13 +258,19 @@ def _read_sentences(path: Path, column: str | None, scheme: EntityScheme | None)
     sentences = []
     for example in examples:
         tags, words = (example.words, None) if example.tags is None else (example.tags, example.words)
-        if scheme is not None:
-            for number, tag in enumerate(tags, 1):
-                split_tag(tag, scheme, f"{example.location}: word {number}")
-        sentences.append(_Sentence(example.location, words, tags))
+        sentences.append(_checked_sentence(example.location, tags, words, scheme))
     if not sentences:
         raise InputError(f"{path}: is empty; give a file with a word and its tag per line")
     return sentences
+
+
+def _checked_sentence(
+    location: str, tags: tuple[str, ...], words: tuple[str, ...] | None, scheme: EntityScheme | None
+) -> _Sentence:
+    if scheme is not None:
+        for number, tag in enumerate(tags, 1):
+            split_tag(tag, scheme, f"{location}: word {number}")
+    return _Sentence(location, words, tags)
 
 
 def _read_answer_files(files: ScoringFiles) -> ScoringData:
@@ -252,7 +308,7 @@ def _read_squad(path: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
 def _read_predictions(
     path: Path, answers: Sequence[tuple[str, tuple[str, ...]]], reference_path: Path, notes: list[str]
 ) -> list[str | None]:
-    predictions = read_json(path)
+    predictions = predictions_by_id(path) if has_records(path) else read_json(path)
     if not isinstance(predictions, dict):
         raise InputError(f'{path}: not an object of predictions; write {{"question id": "answer", …}}')
     for question_id, text in predictions.items():

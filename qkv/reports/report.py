@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from qkv.errors import InputError, did_you_mean
+from qkv.files import parse_json
 from qkv.metrics.classification import confusion_matrix
 from qkv.metrics.metric import Metric, Scores
 from qkv.metrics.significance import bootstrap
@@ -220,16 +220,17 @@ def read_learning_curves(log_path: Path, metric: str) -> dict[str, Curve]:
         record = _parse_record(line)
         name = {"train": "loss", "valid": metric}.get(str(record.get("kind")))
         value = record.get(name or "")
-        if name and isinstance(value, int | float) and math.isfinite(value):
-            curves_by_name[name].append((int(record.get("step", 0)), float(value)))
+        step = record.get("step")
+        if name and isinstance(step, int) and isinstance(value, int | float) and math.isfinite(value):
+            curves_by_name[name].append((step, float(value)))
     return {name: curve for name, curve in curves_by_name.items() if curve}
 
 
 def _parse_record(line: str) -> dict[str, Any]:
     """Parse a line of a log; {} for a line that was cut when the run was killed."""
     try:
-        record = json.loads(line)
-    except ValueError:
+        record = parse_json(line, "the log", allow_nan=True)
+    except InputError:
         return {}
     return record if isinstance(record, dict) else {}
 

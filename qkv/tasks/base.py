@@ -8,36 +8,39 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from qkv import spec
 from qkv.checkpoints import ModelBundle
-from qkv.checkpoints.inputs import has_token_types, max_input_length
+from qkv.checkpoints.arguments import is_missing
 from qkv.checkpoints.state import AnyModel
-from qkv.data.batching import evaluation_batches
-from qkv.data.image_processor import ImageProcessor
+from qkv.data.examples import Example
 from qkv.data.rng import CounterRNG
-from qkv.errors import InputError
+from qkv.errors import InputError, check_names, describe_value
 from qkv.generation.config import GenerationConfig
+from qkv.limits import limit, raise_hint
 from qkv.metrics.metric import DataKind, Metric
 from qkv.metrics.registry import METRICS, MetricOptions
-from qkv.objectives.classification import Inputs, head_logits
-from qkv.objectives.loss import LossSum, to_device
+from qkv.objectives.classification import Inputs
+from qkv.objectives.loss import LossSum
 from qkv.recipe.task_names import TASKS, resolve_task_name
 from qkv.tasks.features import FeatureOutputs, Features
+from qkv.tasks.head_outputs import Processor, input_processor, iter_outputs, require_head
 from qkv.tasks.predictions import TaskPrediction
-from qkv.tokenization.tokenizer import Tokenizer
 
 __all__ = ["TASKS", "HeadTask", "PredictionTask", "Task", "get_task"]
 
 ExampleT = TypeVar("ExampleT")
-Processor = Tokenizer | ImageProcessor
+_TEXT_FIELDS = ("text", "text_pair", "context", "source")  # of examples, which may be long
+
+
+def option_name(setting: str) -> str:
+    """Return the option of `qkv predict` that changes a setting."""
+    return "--sample" if setting == "do_sample" else f"--{setting.replace('_', '-')}"
 
 
 class PredictionTask(ABC, Generic[ExampleT]):
@@ -47,6 +50,8 @@ class PredictionTask(ABC, Generic[ExampleT]):
     example_type: ClassVar[type]
     option_aliases: ClassVar[Mapping[str, str]] = {}
     """Setting names for command-line options that are named differently."""
+    has_alternatives: ClassVar[bool] = True
+    """Whether a prediction lists the n best outputs."""
 
     def parse_line(self, line: str, location: str) -> ExampleT:
         """Parse one line of input; the texts of one example are separated by tabs."""
@@ -58,10 +63,16 @@ class PredictionTask(ABC, Generic[ExampleT]):
 
     def parse_input(self, value: Any, location: str) -> ExampleT:
         """Make an example of a line of text, a file name, a sequence of texts, or an example of any kind that fits."""
+        check_text_length(value, location)
         if isinstance(value, str | Path):
             return self.parse_line(str(value), location)
         if isinstance(value, list | tuple):
-            return self.parse_texts(list(value), location)
+            texts = check_names(value, location, "a text, or several texts of one example")
+            return self.parse_texts(texts, location)
+        if is_missing(value):
+            raise InputError(f"{location}: an input is missing; give a text")
+        if not isinstance(value, Example | self.example_type):
+            raise InputError(f"{location}: expected a text, several texts or an example, not {describe_value(value)}")
         return self.from_example(value)
 
     def from_example(self, example: Any) -> ExampleT:
@@ -97,11 +108,12 @@ class PredictionTask(ABC, Generic[ExampleT]):
         renamed = {self.option_aliases.get(name, name): value for name, value in settings.items()}
         for name, option in zip(renamed, settings, strict=True):
             if name not in known:
-                raise InputError(
-                    f"--{option.replace('_', '-')}: the task '{self.name}' has no such setting; leave it out"
-                )
+                raise InputError(f"{option_name(option)}: the task '{self.name}' has no such setting; leave it out")
         changed: Self = dataclasses.replace(self, **renamed)
         return changed
+
+    def check_used(self, settings: Sequence[str], bundle: ModelBundle) -> None:  # most tasks use all
+        """Refuse settings that a user chose and that have no effect with the others, or on this model."""
 
     def with_generation(self, config: GenerationConfig | None, prefix: str) -> Self:  # noqa: ARG002
         """Return the task with a generation config; tasks that generate nothing ignore it."""
@@ -112,7 +124,7 @@ class HeadTask(PredictionTask[ExampleT]):
     """A task that a model's head solves: features of examples go in, logits come out."""
 
     head_kind: ClassVar[spec.HeadKind]
-    modality: ClassVar[Literal["text", "image"]] = "text"
+    modality: ClassVar[spec.Modality] = "text"
 
     def output_names(self, head: spec.Head) -> tuple[str, ...]:
         """Return the names of a head's outputs; numbers if a checkpoint has no names."""
@@ -154,7 +166,7 @@ class HeadTask(PredictionTask[ExampleT]):
     ) -> list[TaskPrediction]:
         labels = self.output_names(require_head(self, bundle.model.spec))
         predictions: dict[int, TaskPrediction] = {}
-        for index, outputs in _iter_outputs(self, bundle, examples, max_tokens):
+        for index, outputs in iter_outputs(self, bundle, examples, max_tokens):
             prediction = self.postprocess(outputs, examples[index], labels)
             described = self.describe(prediction, outputs, examples[index], labels, n_best)
             truncated = any(feature.truncated for feature, _ in outputs)
@@ -188,6 +200,14 @@ class Task(HeadTask[ExampleT]):
     def training_processor(self, bundle: ModelBundle) -> Processor:
         """Return the processor of the training examples, which is saved with the model."""
         return input_processor(self, bundle)
+
+    def make_bundle(self, model: AnyModel, processor: Any) -> ModelBundle:
+        """Return a model with the processor of its training examples."""
+        return ModelBundle(model, processor, processor)
+
+    def content_hash(self, feature: Features) -> bytes:  # noqa: ARG002
+        """Return a hash of what an example contains besides the ids and labels of its feature, such as pixels."""
+        return b""
 
     def collate_training(self, features: Sequence[Features], use_token_types: bool, rng: CounterRNG) -> Inputs:  # noqa: ARG002
         """Pack features into one training batch; tasks with data augmentation draw it from `rng`."""
@@ -255,6 +275,14 @@ def check_not_empty(texts: Sequence[str], location: str) -> None:
         raise InputError(f"{location}: is empty; give some text")
 
 
+def check_text_length(value: Any, location: str) -> None:
+    """Refuse an input whose text would keep a model busy for hours: a text, several of them, or an example."""
+    texts = value if isinstance(value, list | tuple) else (value, *(getattr(value, key, "") for key in _TEXT_FIELDS))
+    for text in texts:
+        if isinstance(text, str) and len(text) > limit("text_chars"):
+            raise InputError(f"{location}: the text has {len(text):,} characters; {raise_hint('text_chars')}")
+
+
 def location_range(examples: Sequence[Any]) -> str:
     """Return the locations of the first and the last example, for an error in the whole set."""
     return f"{examples[0].location} to {examples[-1].location}"
@@ -275,83 +303,9 @@ def predict(
     labels = task.output_names(require_head(task, bundle.model.spec))
     predictions = {
         index: task.postprocess(outputs, examples[index], labels)
-        for index, outputs in _iter_outputs(task, bundle, examples, max_tokens)
+        for index, outputs in iter_outputs(task, bundle, examples, max_tokens)
     }
     return [predictions[index] for index in range(len(examples))]
-
-
-def predict_logits(
-    task: HeadTask[ExampleT], bundle: ModelBundle, examples: Sequence[ExampleT], max_tokens: int = 16384
-) -> list[list[tuple[Features, Tensor]]]:
-    """Return the features of each example with their logits."""
-    outputs_by_index = dict(_iter_outputs(task, bundle, examples, max_tokens))
-    return [outputs_by_index[index] for index in range(len(examples))]
-
-
-@torch.inference_mode()
-def _batch_logits(
-    task: HeadTask[Any], model: AnyModel, features: Sequence[Features], is_token_level: bool
-) -> list[Tensor]:
-    """Return the logits of each feature in one batch, on the host."""
-    logits = head_logits(model, to_device(task.collate(features, has_token_types(model.spec)), model.device))
-    return list(torch.split(logits.float().cpu(), [feature.num_logits(is_token_level) for feature in features]))
-
-
-def _iter_outputs(
-    task: HeadTask[ExampleT], bundle: ModelBundle, examples: Sequence[ExampleT], max_tokens: int
-) -> Iterator[tuple[int, list[tuple[Features, Tensor]]]]:
-    """Yield each example's index and outputs once all its features have logits, so that few logits are in memory."""
-    model, head = bundle.model, require_head(task, bundle.model.spec)
-    features = task.featurize(
-        examples, input_processor(task, bundle), task.output_names(head), max_input_length(model.spec)
-    )
-    pending: list[dict[int, tuple[Features, Tensor] | None]] = [{} for _ in examples]
-    for index, feature in enumerate(features):
-        pending[feature.example_index][index] = None
-    yield from ((index, []) for index, outputs in enumerate(pending) if not outputs)
-    for indices in evaluation_batches(np.array([feature.length for feature in features], dtype=np.int64), max_tokens):
-        batch = [features[index] for index in indices]
-        for index, feature, logits in zip(
-            indices, batch, _batch_logits(task, model, batch, head.is_token_level), strict=True
-        ):
-            outputs = pending[feature.example_index]
-            outputs[int(index)] = feature, logits
-            if all(output is not None for output in outputs.values()):
-                yield feature.example_index, [output for output in outputs.values() if output is not None]
-                pending[feature.example_index] = {}
-
-
-def require_head(task: HeadTask[Any], model_spec: spec.Model) -> spec.Head:
-    """Return the head of a model, or refuse a model whose head does not fit the task."""
-    head = model_spec.head
-    if head is None or head.kind != task.head_kind:
-        raise InputError(f"{task.name}: needs a head of kind '{task.head_kind}', which this {model_spec.family} lacks")
-    return head
-
-
-def input_processor(task: HeadTask[Any], bundle: ModelBundle) -> Processor:
-    """Return the processor that turns the task's examples into model input: a tokenizer or an image processor."""
-    check_modality(task, bundle.model.spec)
-    processors: dict[str, Processor | None] = {"text": bundle.source_tokenizer, "image": bundle.image_processor}
-    processor = processors[task.modality]
-    if processor is not None:
-        return processor
-    missing = {
-        "text": "tokenizer, so it cannot read text",
-        "image": "preprocessor_config.json, so it cannot read images",
-    }
-    raise InputError(f"this {bundle.model.spec.family} has no {missing[task.modality]}")
-
-
-def check_modality(task: HeadTask[Any], model_spec: spec.Model) -> None:
-    """Refuse a text model for a task on images, and the reverse."""
-    modality = "image" if isinstance(model_spec.source_embedding, spec.PatchEmbedding) else "text"
-    if modality != task.modality:
-        other_task = {"image": "image_classification", "text": "text_classification"}[modality]
-        article = {"image": "an image", "text": "a text"}[modality]
-        raise InputError(
-            f"task {task.name}: this {model_spec.family} is {article} model; use another model or the task {other_task}"
-        )
 
 
 def make_metrics(

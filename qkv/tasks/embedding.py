@@ -32,6 +32,7 @@ class Embedding(PredictionTask[TextExample]):
     """Refuse or truncate a text that exceeds the model's maximum length."""
 
     name = "embedding"
+    has_alternatives = False
     example_type = TextExample
 
     def parse_texts(self, texts: Sequence[str], location: str) -> TextExample:

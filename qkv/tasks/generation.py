@@ -8,12 +8,16 @@ from typing import Any, Self
 
 from qkv.checkpoints import ModelBundle
 from qkv.data.examples import TextExample
+from qkv.data.pair import Pair, SourceWithReferences
 from qkv.errors import InputError
 from qkv.generation.config import GenerationConfig
 from qkv.generation.generate import GeneratedText, generate_texts
 from qkv.recipe.schema import Seq2SeqRecipe
-from qkv.tasks.base import PredictionTask, check_not_empty
+from qkv.tasks.base import PredictionTask, check_not_empty, option_name
 from qkv.tasks.predictions import Alternative, TaskPrediction
+
+_FILTERS = ("top_k", "top_p", "min_p", "typical_p")
+_SAMPLING, _SEARCH = ("temperature", *_FILTERS, "seed"), ("num_beams", "length_penalty")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +54,33 @@ class Generation(PredictionTask[TextExample]):
             raise InputError(
                 f"--{unknown[0].replace('_', '-')}: the task 'generation' has no such setting; leave it out"
             )
-        return replace(self, config=replace(self.config, **settings))
+        neutral: dict[str, Any] = {}  # settings of a checkpoint that exclude those of the user
+        if settings.get("do_sample") and "num_beams" not in settings:
+            neutral = {"num_beams": 1, "num_beam_groups": 1, "diversity_penalty": 0.0}
+        elif self.config.do_sample and settings.get("num_beams", 1) > 1:
+            neutral = {"do_sample": False, "temperature": 1.0, **dict.fromkeys(_FILTERS)}
+        return replace(self, config=replace(self.config, **(neutral | dict(settings))))
+
+    def check_used(self, settings: Sequence[str], bundle: ModelBundle) -> None:
+        config = self.config
+        is_native = bundle.source_tokenizer is not None and bundle.source_tokenizer.is_native
+        reasons = {name: "has an effect on sampling only; add --sample" for name in _SAMPLING if not config.do_sample}
+        if config.do_sample:
+            reasons |= dict.fromkeys(_SEARCH, "is for beam search, and --sample samples; leave out one of them")
+        elif config.num_beams == 1 and config.n_best == 1:
+            reasons["length_penalty"] = "ranks beams; add --num-beams"
+        if is_native:
+            reasons["parse_special_tokens"] = "the tokenizer of this model has no special tokens in texts; leave it out"
+        else:
+            reasons["on_unknown"] = "the tokenizer of this model has a token for everything; leave it out"
+        for name in settings:
+            if name in reasons:
+                raise InputError(f"{option_name(name)}: {reasons[name]}")
+
+    def from_example(self, example: Any) -> TextExample:
+        if isinstance(example, Pair | SourceWithReferences):
+            return TextExample(example.source, example.location)
+        return super().from_example(example)
 
     def parse_line(self, line: str, location: str) -> TextExample:
         return self.parse_texts([line], location)  # a tab is part of the text

@@ -11,6 +11,7 @@ import numpy as np
 
 from qkv import spec
 from qkv.checkpoints import ModelBundle
+from qkv.checkpoints.state import AnyModel
 from qkv.data.augmentation import Augmentation
 from qkv.data.examples import ImageExample, Pixels
 from qkv.data.image_processor import ImageProcessor, check_same_shape
@@ -18,8 +19,9 @@ from qkv.data.rng import CounterRNG
 from qkv.errors import InputError
 from qkv.nn import BatchLayout, Ragged
 from qkv.objectives.classification import Inputs
-from qkv.tasks.base import check_modality, check_not_empty
+from qkv.tasks.base import check_not_empty
 from qkv.tasks.features import Features
+from qkv.tasks.head_outputs import check_modality
 from qkv.tasks.text_classification import SingleLabel, label_tensor
 
 ChannelValues = float | Sequence[float] | None
@@ -30,10 +32,6 @@ class ImageInput(NamedTuple):
 
     example: ImageExample
     image_processor: ImageProcessor
-
-    def content_hash(self) -> bytes:
-        """Return a hash of the image, for the fingerprint of the training data."""
-        return self.example.content_hash()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +65,12 @@ class ImageClassification(SingleLabel[ImageExample]):
     def parse_line(self, line: str, location: str) -> ImageExample:
         return self.parse_texts([line], location)  # a file name may contain a tab
 
+    def parse_input(self, value: Any, location: str) -> ImageExample:
+        """Make an example of a file name, a Pillow image, an array [H, W] or [H, W, C], or an example."""
+        if hasattr(value, "__array_interface__") and not isinstance(value, str | bytes):
+            return ImageExample(np.asarray(value), location)
+        return super().parse_input(value, location)
+
     def parse_texts(self, texts: Sequence[str], location: str) -> ImageExample:
         if len(texts) != 1:
             raise InputError(f"{location}: this model takes one image file, not {len(texts)}")
@@ -83,6 +87,13 @@ class ImageClassification(SingleLabel[ImageExample]):
         check_modality(self, bundle.model.spec)
         assert isinstance(bundle.model.spec.source_embedding, spec.PatchEmbedding)  # an image model
         return self.make_image_processor(bundle.model.spec.source_embedding, bundle.image_processor)
+
+    def make_bundle(self, model: AnyModel, processor: ImageProcessor) -> ModelBundle:
+        return ModelBundle(model, image_processor=processor)
+
+    def content_hash(self, feature: Features) -> bytes:
+        content_hash: bytes = feature.metadata.example.content_hash()
+        return content_hash
 
     def make_image_processor(self, s: spec.PatchEmbedding, loaded_processor: ImageProcessor | None) -> ImageProcessor:
         """Return the image processor: the pretrained model's, or a new one for the model's image size and channels."""

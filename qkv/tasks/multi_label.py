@@ -120,9 +120,12 @@ class MultiLabel(text_inputs.TextTask):
         return _example_labels(example)
 
     def metrics(
-        self, labels: Sequence[str], predictions: Sequence[frozenset[str]], golds: Sequence[frozenset[str]]
+        self,
+        labels: Sequence[str],  # noqa: ARG002
+        predictions: Sequence[frozenset[str]],
+        golds: Sequence[frozenset[str]],
     ) -> list[Metric[Any, Any]]:
-        return [F1(collect_label_set(labels, predictions, golds), "micro"), Accuracy()]
+        return [F1(collect_label_set(predictions, golds), "micro"), Accuracy()]
 
 
 def _example_labels(example: TextExample) -> frozenset[str]:

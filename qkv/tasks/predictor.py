@@ -11,13 +11,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from qkv import spec
 from qkv.checkpoints import ModelBundle, load
-from qkv.checkpoints.inputs import describe_input
-from qkv.errors import InputError
+from qkv.checkpoints.arguments import as_bundle, as_list
+from qkv.checkpoints.inputs import check_locations
+from qkv.errors import InputError, check_number, check_path, check_type
 from qkv.generation.config import GenerationConfig, validate
+from qkv.limits import limit
+from qkv.nn.device import find_device
 from qkv.recipe import RECIPE_FILE, Recipe, read_run_recipe
 from qkv.recipe.schema import FinetuneRecipe, Seq2SeqRecipe
 from qkv.tasks.base import TASKS, PredictionTask
@@ -32,7 +33,11 @@ _TASK_OF_HEAD = {
 
 
 class Predictor:
-    """Predictions of one model. It changes no state of the model, so several threads may share it."""
+    """Predictions of one model. It changes no state of the model, so several threads may share it.
+
+    predictor = qkv.Predictor.load("runs/sentiment")
+    predictor(["a fine film", "dull"])[0].text
+    """
 
     def __init__(
         self,
@@ -50,6 +55,12 @@ class Predictor:
                 tasks use its `n_best` and `batch_tokens` only.
             prefix: text before each source of a generation task.
         """
+        check_type(bundle, ModelBundle, "bundle", "a model that qkv.load returns")
+        check_type(prefix, str, "prefix", "a text")
+        if task is not None:
+            check_type(task, PredictionTask, "task", "a task of qkv.tasks")
+        if config is not None:
+            check_type(config, GenerationConfig, "config", "a qkv.GenerationConfig")
         self.bundle = bundle
         self.task = (task or task_of_bundle(bundle)).with_generation(config, prefix)
         self._config = config or GenerationConfig()
@@ -61,11 +72,20 @@ class Predictor:
 
         A run predicts by the task and the settings of its recipe; any other model by the task of its head.
         """
-        recipe_file = Path(path) / RECIPE_FILE
+        recipe_file = check_path(path, "path", "the path of a run or checkpoint") / RECIPE_FILE
         recipe = read_run_recipe(recipe_file) if recipe_file.is_file() else None  # first: it names missing extensions
-        bundle = load(path, device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        task = None if recipe is None else task_of_recipe(recipe) or task_of_model(bundle.model.spec)
+        bundle = load(path, find_device(device))
+        task = None if recipe is None else task_of_recipe(recipe) or _default_task(bundle)
         return cls(bundle, task, config)
+
+    @property
+    def recipe(self) -> Recipe | None:
+        """The recipe of the run that the model was loaded from; None for any other model."""
+        return recipe_of_bundle(self.bundle)
+
+    def check_used(self, settings: Sequence[str]) -> None:
+        """Refuse settings that were chosen for `with_settings` and have no effect on this model."""
+        self.task.check_used(settings, self.bundle)
 
     def with_settings(self, **settings: Any) -> Predictor:
         """Return a predictor with other settings of its task, such as `threshold` or `num_beams`; None keeps one."""
@@ -82,20 +102,21 @@ class Predictor:
         """Predict for each input, in input order.
 
         Args:
-            inputs: texts; tuples of texts, such as a question and its context; image files; or examples of the task.
-                A text is parsed like a line of `qkv predict`: tabs separate the texts of one example.
+            inputs: texts; tuples of texts, such as a question and its context; image files; or examples of the task; in
+                a list, a pandas Series, an array or any other sequence. A text is parsed like a line of `qkv predict`:
+                tabs separate the texts of one example. A single text is a list of one.
             n_best: how many alternatives each prediction lists; by default the config's.
             locations: names of the inputs in error messages; by default their first characters.
             first_index: number of the first input in the whole stream, which seeds sampling.
         """
-        if isinstance(inputs, str):
-            raise InputError("inputs are a list of texts; put the text into a list")
-        if n_best is not None and n_best < 1:
-            raise InputError(f"n_best must be at least 1, not {n_best}")
+        if n_best is not None:
+            check_number(n_best, "n_best", 1, limit("beams"))
+        check_number(first_index, "first_index", 0)
         if self.bundle.model.training:
             raise InputError("the model is in training mode; call model.eval() before predicting")
-        names = locations or [describe_input(value) for value in inputs]
-        examples = [self.task.parse_input(value, name) for value, name in zip(inputs, names, strict=True)]
+        items = as_list(inputs, "inputs")
+        names = check_locations(locations, items)
+        examples = [self.task.parse_input(item, name) for item, name in zip(items, names, strict=True)]
         if not examples:
             return []
         n_best = self._config.n_best if n_best is None else n_best
@@ -105,23 +126,44 @@ class Predictor:
 
 
 def predict(
-    model: ModelBundle | str | Path, inputs: Sequence[Any], config: GenerationConfig | None = None
+    model: ModelBundle | Predictor | str | Path, inputs: Sequence[Any], config: GenerationConfig | None = None
 ) -> list[TaskPrediction]:
-    """Predict for each input with a loaded model, or with the run or checkpoint at a path. See `Predictor`."""
-    predictor = (
-        Predictor(model, config=config) if isinstance(model, ModelBundle) else Predictor.load(model, config=config)
-    )
-    return predictor(inputs)
+    """Predict for each input, in input order, with the task of the model.
+
+        for prediction in qkv.predict("runs/sentiment", ["a fine film", "dull"]):
+            print(prediction.text, prediction.score)
+
+    Args:
+        model: a model that `qkv.load` returns, a predictor, or the path of a run or checkpoint.
+        inputs: a list, a pandas Series, an array or any other sequence of texts, tuples of texts, or image files; one
+            text gives a list of one prediction. See `Predictor`.
+        config: how texts are generated; by default as the recipe of the model's run tests it, or greedily.
+    """
+    if isinstance(model, Predictor):
+        return (model if config is None else Predictor(model.bundle, model.task, config))(inputs)
+    if isinstance(model, str | Path):
+        return Predictor.load(model, config=config)(inputs)
+    return Predictor(as_bundle(model), config=config)(inputs)
 
 
 def task_of_bundle(bundle: ModelBundle) -> PredictionTask[Any]:
     """Return the task of the run that a model was loaded from, or the task of its head with default settings."""
+    recipe = recipe_of_bundle(bundle)
+    task = None if recipe is None else task_of_recipe(recipe)
+    return _default_task(bundle) if task is None else task
+
+
+def _default_task(bundle: ModelBundle) -> PredictionTask[Any]:
+    """Return the task of a model's head; a model that generates does so with the settings of its checkpoint."""
+    task = task_of_model(bundle.model.spec)
+    settings = bundle.generation_settings
+    return task.with_generation(GenerationConfig(**settings), "") if settings else task
+
+
+def recipe_of_bundle(bundle: ModelBundle) -> Recipe | None:
+    """Return the recipe of the run that a model was loaded from; None for any other model."""
     recipe_file = None if bundle.folder is None else bundle.folder / RECIPE_FILE
-    if recipe_file is not None and recipe_file.is_file():
-        task = task_of_recipe(read_run_recipe(recipe_file))
-        if task is not None:
-            return task
-    return task_of_model(bundle.model.spec)
+    return read_run_recipe(recipe_file) if recipe_file is not None and recipe_file.is_file() else None
 
 
 def task_of_recipe(recipe: Recipe) -> PredictionTask[Any] | None:
@@ -148,7 +190,7 @@ def task_of_model(model_spec: spec.Model) -> PredictionTask[Any]:
         return _make("token_classification", {"subword_pooling": head.subword_pooling})
     if head.kind != "sequence":
         return _make(_TASK_OF_HEAD[head.kind])
-    if isinstance(model_spec.source_embedding, spec.PatchEmbedding):
+    if spec.input_embedding(model_spec).modality == "image":
         return _make("image_classification")
     if head.multi_label:
         return _make("multi_label")

@@ -17,7 +17,7 @@ from qkv.objectives import classification
 from qkv.objectives.classification import Inputs
 from qkv.objectives.loss import LossSum
 from qkv.tasks import text_inputs
-from qkv.tasks.base import check_example_type, check_labeled
+from qkv.tasks.base import check_example_type, check_labeled, location_range
 from qkv.tasks.features import FeatureOutputs, Features, pack_features
 from qkv.tasks.predictions import Alternative, TaskPrediction
 from qkv.tokenization.tokenizer import Tokenizer
@@ -31,6 +31,7 @@ class Regression(text_inputs.TextTask):
     """Metric that selects checkpoints: pearson or spearman."""
 
     name = "regression"
+    has_alternatives = False
     head_kind = "sequence"
     metric_data_kind = "numbers"
 
@@ -43,6 +44,11 @@ class Regression(text_inputs.TextTask):
 
     def labels(self, examples: Sequence[TextExample]) -> tuple[str, ...]:
         check_labeled(self, examples, TextExample)
+        values = {self.gold(example) for example in examples}
+        if len(values) == 1:  # nothing to learn, and no correlation is defined
+            raise InputError(
+                f"{location_range(examples)}: all have the label {values.pop():g}; give examples of another, too"
+            )
         return ("score",)
 
     def featurize(

@@ -95,6 +95,8 @@ class SingleLabel(Task[ExampleT]):
     def gold(self, example: Any) -> str:
         if example.label is None:
             raise InputError(f"{example.location}: has no label; add one")
+        if isinstance(example.label, tuple) and len(example.label) == 1:  # one-hot columns
+            return str(example.label[0])
         if not isinstance(example.label, str):
             other_task = "regression" if isinstance(example.label, float) else "multi_label"
             raise InputError(
@@ -103,10 +105,13 @@ class SingleLabel(Task[ExampleT]):
         return example.label
 
     def metrics(
-        self, labels: Sequence[str], predictions: Sequence[str], golds: Sequence[str]
+        self,
+        labels: Sequence[str],  # noqa: ARG002
+        predictions: Sequence[str],
+        golds: Sequence[str],
     ) -> list[Metric[Any, Any]]:
-        all_labels = collect_label_set(labels, predictions, golds)
-        metrics: list[Metric[Any, Any]] = [Accuracy(), F1(all_labels, "macro"), MatthewsCorrelation(all_labels)]
+        label_set = collect_label_set(predictions, golds)  # as scikit-learn: other labels are in no average
+        metrics: list[Metric[Any, Any]] = [Accuracy(), F1(label_set, "macro"), MatthewsCorrelation(label_set)]
         if self.positive_label is not None:
             metrics.append(PositiveF1((self.positive_label,)))
         return metrics

@@ -10,16 +10,18 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from qkv.checkpoints.inputs import select_tokens
-from qkv.data.examples import Span, TaggedExample, TextExample
+from qkv.data.examples import TaggedExample, TextExample
 from qkv.data.labels import check_labels, collect_labels
-from qkv.data.tagging_schemes import OUTSIDE, detect_scheme, spans_to_tags, split_words
-from qkv.errors import InputError
+from qkv.data.tagging_schemes import OUTSIDE, detect_scheme, spans_to_tags
+from qkv.data.word_splitting import DEFAULT_RULES, WordRules, learn_word_rules, split_at_spaces, split_by_rules
+from qkv.errors import InputError, quote
 from qkv.metrics.classification import F1, TokenAccuracy, collect_label_set
 from qkv.metrics.entities import ENTITY_SCHEMES, EntityF1, EntityScheme, collect_entity_types, get_entities
 from qkv.metrics.metric import Metric
@@ -65,6 +67,12 @@ class TokenClassification(Task[TaggedExample]):
     on_too_long: Literal["windows", "truncate", "refuse"] = "windows"
     """Treatment of a sentence over the model's maximum length."""
 
+    pre_split: bool = False
+    """Whether the words of an input line are separated by white space; False: a line is split by `word_rules`."""
+
+    word_rules: Mapping[str, Any] | None = None
+    """Which punctuation of raw text is part of a word; None: as in the training data (`qkv.data.word_splitting`)."""
+
     scheme: EntityScheme = "lenient"
     """How invalid chunks are read if the tags are chunks (BIO, BIOES)."""
 
@@ -72,6 +80,7 @@ class TokenClassification(Task[TaggedExample]):
     """Metric that selects checkpoints; None: f1_micro of entities if the tags are chunks, else accuracy."""
 
     name = "token_classification"
+    has_alternatives = False
     head_kind = "token"
     metric_data_kind = "tags"
     example_type = TaggedExample
@@ -80,6 +89,8 @@ class TokenClassification(Task[TaggedExample]):
         check_setting("subword_pooling", self.subword_pooling, ("first", "all", "mean"))
         check_setting("on_too_long", self.on_too_long, ("windows", "truncate", "refuse"))
         check_setting("scheme", self.scheme, ENTITY_SCHEMES)
+        if self.word_rules is not None:
+            WordRules.from_json(self.word_rules)
         if self.window_stride is not None and self.window_stride < 1:
             raise InputError(f"task.window_stride must be at least one word, not {self.window_stride}")
 
@@ -94,7 +105,17 @@ class TokenClassification(Task[TaggedExample]):
         if len(texts) != 1:
             raise InputError(f"{location}: this model takes one text, not {len(texts)}")
         check_not_empty(texts, location)
-        return TaggedExample(texts[0], *split_words(texts[0]), None, location)
+        words = split_at_spaces(texts[0]) if self.pre_split else split_by_rules(texts[0], self._word_rules)
+        return TaggedExample(texts[0], *words, None, location)
+
+    @cached_property
+    def _word_rules(self) -> WordRules:
+        return DEFAULT_RULES if self.word_rules is None else WordRules.from_json(self.word_rules)
+
+    def infer_settings(self, examples: Sequence[TaggedExample | TextExample]) -> dict[str, Any]:
+        if self.word_rules is not None:
+            return {}
+        return {"word_rules": learn_word_rules(map(_as_tagged, examples)).to_json()}
 
     def from_example(self, example: Any) -> TaggedExample:
         check_example_type(self.name, [example], TaggedExample, TextExample)
@@ -110,6 +131,9 @@ class TokenClassification(Task[TaggedExample]):
             raise InputError(
                 f"{location_range(examples)}: no word of any example has a tag; check the column and the format"
             )
+        if len(labels) == 1:
+            message = f"all words have the tag {quote(labels[0])}; check the column (the option tag) and the format"
+            raise InputError(f"{location_range(examples)}: {message}")
         return labels
 
     def featurize(
@@ -240,14 +264,13 @@ class TokenClassification(Task[TaggedExample]):
         outputs: FeatureOutputs,
         example: TaggedExample | TextExample,
         labels: Sequence[str],
-        n_best: int,
+        n_best: int,  # noqa: ARG002
     ) -> TaskPrediction:
         sentence = _as_tagged(example)
         word_probs = _word_probs(outputs, len(sentence.words))
         spans = [(start, start + len(word)) for start, word in zip(sentence.word_starts, sentence.words, strict=True)]
         fields: dict[str, Any] = {}
-        has_entities = _has_entities(labels)
-        if has_entities:
+        if _has_entities(labels):
             fields["entities"] = [
                 {
                     "text": sentence.text[spans[entity.start][0] : spans[entity.end - 1][1]],
@@ -258,11 +281,10 @@ class TokenClassification(Task[TaggedExample]):
                 }
                 for entity in get_entities(prediction, self.scheme)
             ]
-        if not has_entities or n_best > 1:
-            fields["words"] = [
-                {"text": word, "tag": tag, "start": start, "end": end, "probability": prob}
-                for word, tag, (start, end), prob in zip(sentence.words, prediction, spans, word_probs, strict=True)
-            ]
+        fields["words"] = [
+            {"text": word, "tag": tag, "start": start, "end": end, "probability": prob}
+            for word, tag, (start, end), prob in zip(sentence.words, prediction, spans, word_probs, strict=True)
+        ]
         text = " ".join(f"{word}/{tag}" for word, tag in zip(sentence.words, prediction, strict=True))
         probability = math.prod(word_probs)
         return TaskPrediction(
@@ -284,7 +306,7 @@ class TokenClassification(Task[TaggedExample]):
         if _has_entities(labels):
             types = collect_entity_types(predictions, golds, scheme=self.scheme)
             return [EntityF1(types, self.scheme), TokenAccuracy()]
-        return [TokenAccuracy(), F1(collect_label_set(labels, predictions, golds), "macro")]
+        return [TokenAccuracy(), F1(collect_label_set(predictions, golds), "macro")]
 
 
 def make_windows(word_lengths: Sequence[int], room: int, stride: int | None) -> list[Window]:
@@ -300,8 +322,13 @@ def make_windows(word_lengths: Sequence[int], room: int, stride: int | None) -> 
         # at most half a window, so that each word has context on both sides in some window
         start += max(1, min(stride or end - start, (end - start + 1) // 2))
     scored: list[list[int]] = [[] for _ in edges]
+    first_window = end_window = 0  # starts and ends of windows rise, so the windows of a word are neighbors
     for word in range(len(word_lengths)):
-        containing = [i for i, (first, last) in enumerate(edges) if first <= word < last]
+        while edges[first_window][1] <= word:
+            first_window += 1
+        while end_window < len(edges) and edges[end_window][0] <= word:
+            end_window += 1
+        containing = range(first_window, end_window)
         scored[max(containing, key=lambda i: _edge_distance(word, *edges[i], len(word_lengths)))].append(word)
     return [Window(*edge, tuple(words)) for edge, words in zip(edges, scored, strict=True) if words]
 
@@ -311,16 +338,6 @@ def _edge_distance(word: int, start: int, end: int, count: int) -> float:
     from_start = word - start if start else math.inf
     from_end = end - 1 - word if end < count else math.inf
     return min(from_start, from_end)
-
-
-def tags_to_spans(
-    example: TaggedExample | TextExample, tags: Sequence[str], scheme: EntityScheme = "lenient"
-) -> tuple[Span, ...]:
-    """Return the entities that tags mark, as character spans of the example's text."""
-    sentence = _as_tagged(example)
-    ends = [start + len(word) for start, word in zip(sentence.word_starts, sentence.words, strict=True)]
-    entity_list = get_entities(tags, scheme)
-    return tuple(Span(sentence.word_starts[entity.start], ends[entity.end - 1], entity.type) for entity in entity_list)
 
 
 def _has_entities(labels: Sequence[str]) -> bool:

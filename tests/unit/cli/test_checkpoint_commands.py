@@ -98,7 +98,7 @@ def test_embed_writes_an_array_or_lines(run: Run, tmp_path: Path) -> None:
     [
         (["--pool", "max"], "--pool must be mean, cls, tokens or words, not 'max'"),
         (["--layers", "all"], "--layers must be last, sum or concat, not 'all'"),
-        (["-o", "v.txt"], ".npy or .jsonl"),
+        (["-o", "v.txt"], ".npy, .jsonl"),
         (["-o", "v.npy", "--pool", "tokens"], ".jsonl"),
     ],
 )

@@ -70,7 +70,7 @@ def test_a_folder_in_hugging_faces_format_is_a_tokenizer(run: Run, text: Path, t
     [
         (("--format", "line"), "format 'line' is unknown; known: "),
         ((), "the file name does not determine the format"),
-        (("--format", "jsonl"), "text.txt.gz:1: not JSON"),
+        (("--format", "jsonl"), "text.txt.gz:1: "),
         (("--format", "line_per_document", "--num-workers", "-1"), "--num-workers must be 0 or more, not -1"),
         (("--format", "line_per_document", "--shard-tokens", "0"), "shard_tokens is 0"),
     ],

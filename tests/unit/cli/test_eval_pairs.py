@@ -14,7 +14,7 @@ from sentences import mixed, write_recipe
 
 from qkv.metrics.sacrebleu import Bleu
 from qkv.recipe import read_recipe
-from qkv.train.trainer import fit
+from qkv.train.fit import fit
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +59,10 @@ def test_each_set_of_several_has_its_own_figures(tmp_path):
 
 
 def test_a_slip_is_one_line(home):
-    must_refuse(qkv("eval", home / "run", "--format", "tsv"), "--target and --format go with --data")
+    must_refuse(qkv("eval", home / "run", "--format", "tsv"), "--format is for the file of --data")
     must_refuse(
-        qkv("eval", home / "run", "--data", home / "train.en", "--format", "squad"), "--format must be aligned, tsv"
+        qkv("eval", home / "run", "--data", home / "train.en", "--format", "squad"),
+        "format 'squad' has no pairs of texts; known: aligned, tsv",
     )
     must_refuse(qkv("eval", home / "run", "--num-resamples", -1), "--num-resamples must be 0 or more")
 

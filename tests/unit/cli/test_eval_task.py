@@ -16,7 +16,7 @@ from test_cli import must_refuse, qkv
 
 from qkv.cli import input_stream
 from qkv.recipe import read_recipe
-from qkv.train.trainer import fit
+from qkv.train.fit import fit
 
 NASTY = "<script>alert('x')</script> good & 😀"
 KINDS = {
@@ -91,7 +91,7 @@ def test_columns_are_named_for_a_file_of_another_format(home: Path, tmp_path: Pa
     )
     done = qkv("eval", home / "stars", *words, "--json", "--num-resamples", 0)
     assert json.loads(done.stdout)["num_examples"] == 10
-    must_refuse(qkv("eval", home / "stars", *words[:4]), "other.jsonl:1", "'text'")
+    must_refuse(qkv("eval", home / "stars", *words[:4]), "other.jsonl:1", "'review'")  # the run's column
 
 
 def test_a_report_is_two_files_and_the_page_holds_the_worst_examples_as_text(home: Path, tmp_path: Path) -> None:
@@ -129,6 +129,22 @@ def test_examples_without_labels_are_predicted_only(home: Path, tmp_path: Path) 
     assert rows[1][1] in ("1", "5")
 
 
+def test_score_reads_the_predictions_that_eval_writes(home: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out.tsv"
+    done = qkv("eval", home / "stars", "--num-resamples", 0, "--json", "-o", output)
+    assert done.returncode == 0, done.stderr
+    assert output.read_text().splitlines()[0].split("\t") == ["location", "prediction", "probability", "label"]
+    words = ("--hyp", output, "--ref", output, "--ref-column", "label", "--num-resamples", 0, "--json")
+    scored = qkv("score", "-m", "f1", *words)
+    assert scored.returncode == 0, scored.stderr
+    evaluated = json.loads(done.stdout)["metrics"]["f1_macro"]["value"]
+    assert json.loads(scored.stdout)["metrics"]["f1"]["scores"]["f1_macro"]["value"] == pytest.approx(evaluated)
+
+
+def test_a_metric_of_texts_is_refused_for_a_task_which_prints_all_of_its_own(home: Path) -> None:
+    must_refuse(qkv("eval", home / "stars", "--metric", "f1_macro"), "--metric", "a task prints all its metrics")
+
+
 def test_columns_of_another_name_are_told_as_train_takes_them(home: Path, tmp_path: Path) -> None:
     renamed = (home / "test.csv").read_text().replace("review,stars", "said,how", 1)
     (tmp_path / "other.csv").write_text(renamed)
@@ -148,15 +164,15 @@ def test_a_label_never_seen_in_training_is_named_or_skipped(home: Path, tmp_path
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--num-beams", 2), "--num-beams is for pairs"),
-        (("--free-running",), "--free-running is for pairs"),
-        (("--format", "csv"), "go with --data"),
+        (("--num-beams", 2), "--num-beams has no effect"),
+        (("--free-running",), "--free-running has no effect"),
+        (("--format", "csv"), "--format is for the file of --data"),
         (("--num-resamples", -1), "--num-resamples"),
         (("--data", "gone.csv"), "gone.csv"),
         (("--data", "{home}/test.csv", "--reader-option", "stars"), "KEY=VALUE"),
         (("--data", "{home}/test.csv", "--reader-option", "text=views"), "no column 'views'"),
         (("--data", "{home}/test.csv", "--text", "views"), "no column 'views'"),
-        (("--label", "stars"), "go with --data"),
+        (("--label", "stars"), "--label is for the file of --data"),
     ],
 )
 def test_a_slip_in_eval_is_one_line(home: Path, words: tuple[object, ...], said: str) -> None:
@@ -193,10 +209,10 @@ def test_no_more_than_a_window_is_read_ahead(monkeypatch: pytest.MonkeyPatch) ->
             read.append(number)
             yield input_stream.Input(str(number), "")
 
-    stream = input_stream.StreamingPredictor(
-        lambda inputs, _: [[one.text] for one in inputs], ErrorPolicy()
-    ).iter_lines(endless())
-    assert [next(stream)[1][0] for _ in range(3)] == ["0", "10", "20"]
+    take = input_stream.from_iterator(endless())
+    stream = input_stream.StreamingPredictor(lambda inputs, _: [one.text for one in inputs], ErrorPolicy())
+    windows = stream.iter_windows(take)
+    assert [next(windows)[1][0][1] for _ in range(3)] == ["0", "10", "20"]
     assert len(read) == 30
 
 
@@ -215,7 +231,7 @@ def test_predict_reads_a_table_by_its_columns(home: Path) -> None:
     assert rows[-2][0] == NASTY
     assert rows[-1][0] == "bad tea in two lines"  # a line a record, whatever it holds
     must_refuse(qkv("predict", home / "stars", *words, "--text", "views"), "test.csv:1", "'views'")
-    must_refuse(qkv("predict", home / "stars", "--file", home / "test.csv", "--text", "review"), "--format")
+    assert len(qkv("predict", home / "stars", "--file", home / "test.csv").stdout.splitlines()) == 42
 
 
 def test_bad_lines_are_named_or_counted_and_listed(home: Path, tmp_path: Path) -> None:

@@ -8,13 +8,15 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 
-from qkv.cli import app
+from qkv.cli.commands import app
 from qkv.cli.help import parse_docstring
+from qkv.recipe.packaged import recipe_names
 
 ROOT = typer.main.get_command(app)
 
@@ -74,11 +76,15 @@ def test_every_example_parses(example):
     words = shlex.split(example.replace("\\[", "["))[1:]
     if words == ["COMMAND", "--help"]:
         return
+    _parse(words)
+
+
+def _parse(words):
     name, command = "qkv", ROOT
-    while hasattr(command, "commands"):
+    while hasattr(command, "commands") and words and not words[0].startswith("-"):
         name, *words = words
         command = command.commands[name]
-    assert not command.make_context(name, words).args
+    assert not command.make_context(name, words, resilient_parsing=hasattr(command, "commands")).args
 
 
 def test_options_are_grouped_in_panels():
@@ -130,3 +136,20 @@ def test_a_closed_pipe_ends_quietly(words):
     done = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, text=True, check=False)
     os.close(write_end)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+def _readme_commands() -> list[str]:
+    text = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
+    lines = [line.split("  #")[0].strip() for line in text.splitlines() if line.startswith("    qkv ")]
+    return [command for line in lines for command in line.split(" && ")]
+
+
+@pytest.mark.parametrize("command", _readme_commands())
+def test_every_command_of_the_readme_parses(command):
+    _parse(shlex.split(command)[1:])
+
+
+def test_every_packaged_recipe_of_the_readme_exists():
+    names = re.findall(r"qkv (?:train|cost|recipes copy) ([a-z][a-z0-9-]+)", "\n".join(_readme_commands()))
+    assert names
+    assert set(names) <= set(recipe_names())

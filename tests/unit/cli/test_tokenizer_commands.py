@@ -132,10 +132,10 @@ def test_train_refuses_in_one_line_and_writes_nothing(
     [
         ("nowhere.txt", None, "nowhere.txt: no such file"),
         ("empty.txt", b"\n \n", "no text to train"),
-        ("latin.txt", "caf\u00e9\n".encode("latin-1"), "latin.txt:1: not UTF-8"),
+        ("latin.txt", "caf\u00e9\n".encode("latin-1"), "latin.txt:1: byte 4 of the line, 0xE9, is not UTF-8"),
         ("cut.gz", gzip.compress(b"the cat " * 999, mtime=0)[:-9], "cut.gz"),
         ("rows.jsonl", b'{"text": "a"}\n{"body": "b"}\n', "rows.jsonl:2: no field 'text'"),
-        ("rows.jsonl", b"the cat\n", "rows.jsonl:1: not JSON"),
+        ("rows.jsonl", b"the cat\n", "not JSON"),
     ],
 )
 def test_train_names_the_file_that_cannot_be_read(
@@ -205,7 +205,7 @@ def test_show_tells_source_and_target_of_a_run_apart(run: Run, tmp_path: Path) -
     [
         ("./nowhere", None, "no such folder"),
         ("folder", None, "has no tokenizer"),
-        ("bad.json", "{", "bad.json: damaged"),
+        ("bad.json", "{", "bad.json, column 2: not JSON"),
     ],
 )
 def test_show_refuses_in_one_line(run: Run, tmp_path: Path, name: str, content: str | None, said: str) -> None:

@@ -7,7 +7,7 @@ import typer
 from test_cli import must_refuse, qkv
 
 from qkv import renamed
-from qkv.cli import app
+from qkv.cli.commands import app
 
 
 def test_an_option_or_command_that_does_not_exist_is_one_line():

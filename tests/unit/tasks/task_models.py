@@ -13,14 +13,16 @@ import torch
 from torch import Tensor
 
 from qkv.checkpoints import ModelBundle
+from qkv.checkpoints.inputs import has_token_types
 from qkv.data.examples import Answer, ImageExample, MultipleChoiceExample, QAExample, Span, TaggedExample, TextExample
 from qkv.data.formats.conll import join_words
 from qkv.families import bart, bert, gpt2, roberta, t5, vit
 from qkv.nn import build
 from qkv.objectives.classification import head_logits
 from qkv.tasks import get_task
-from qkv.tasks.base import apply_head_overrides, has_token_types, input_processor
+from qkv.tasks.base import apply_head_overrides
 from qkv.tasks.features import Features
+from qkv.tasks.head_outputs import input_processor, iter_outputs
 from qkv.tokenization.tokenizer import Tokenizer, train_tokenizer
 
 TEXT = """the king of spain sees a house in london and likes tea with unhappiness . who where what is it ?
@@ -176,6 +178,14 @@ class Case:
 
 SPANS = [Span(0, len(words_of(i, 6)[0])) for i in range(8)]
 SEVERAL: list[tuple[str, ...]] = [(), ("a",), ("b",), ("a", "b"), ("c",), ("a", "c"), (), ("a", "b", "c")]
+
+
+def logits_of(task: Any, bundle: ModelBundle, examples: Sequence[Any], max_tokens: int = 16384) -> list[Any]:
+    """The features of each example with their logits."""
+    outputs = dict(iter_outputs(task, bundle, examples, max_tokens))
+    return [outputs[index] for index in range(len(examples))]
+
+
 CASES = {
     "text_classification": Case("text_classification", [labelled(i, "xyz"[i % 3]) for i in range(8)]),
     "text_classification marked": Case(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from task_models import CASES, FAMILIES, LENGTH, Case, learn, model, tokeniser, told
+from task_models import CASES, FAMILIES, LENGTH, Case, learn, logits_of, model, tokeniser, told
 
 from qkv.checkpoints import load, save
 from qkv.checkpoints.inputs import max_input_length
@@ -18,7 +18,8 @@ from qkv.families import head_names
 from qkv.objectives.classification import head_logits
 from qkv.recipe.task_names import ALIASES, trainable_task_names
 from qkv.tasks import get_task
-from qkv.tasks.base import compute_metrics, input_processor, predict, predict_logits
+from qkv.tasks.base import compute_metrics, predict
+from qkv.tasks.head_outputs import input_processor
 
 EVERY = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 
@@ -74,8 +75,8 @@ def with_heads() -> list[Any]:
 def test_batch_mates_do_not_matter_and_order_is_kept(case: Case, family: str) -> None:
     task = case.make()
     bundle = model(task, task.labels(case.examples), family=family)
-    together = predict_logits(task, bundle, case.examples)
-    alone = predict_logits(task, bundle, case.examples[::-1], max_tokens=1)[::-1]
+    together = logits_of(task, bundle, case.examples)
+    alone = logits_of(task, bundle, case.examples[::-1], max_tokens=1)[::-1]
     for parts, others in zip(together, alone, strict=True):
         assert len(parts) == len(others)
         for (_, ours), (_, theirs) in zip(sorted_by_ids(parts), sorted_by_ids(others), strict=True):

@@ -57,7 +57,19 @@ def test_sets_of_labels_are_scored_by_f1_and_as_a_whole() -> None:
     found = compute_metrics(get_task("multi_label"), said, [text(("good",)), text(()), text(("bad",))], LABELS)
     assert found["accuracy"] == pytest.approx(2 / 3)
     assert found["f1_micro"] == pytest.approx(4 / 5)
-    assert found["f1_macro"] == pytest.approx((2 / 3 + 1 + 0) / 3)
+    assert found["f1_macro"] == pytest.approx((2 / 3 + 1) / 2)
+
+
+@pytest.mark.parametrize("task", ["text_classification", "image_classification", "multi_label", "token_classification"])
+def test_a_class_without_labels_and_predictions_is_in_no_macro_average(task: str) -> None:
+    pairs = [("good", "good"), ("bad", "good"), ("bad", "bad")]
+    wrap = {"multi_label": lambda label: frozenset((label,)), "token_classification": lambda label: (label,)}
+    predictions, golds = zip(*([wrap.get(task, str)(label) for label in pair] for pair in pairs), strict=True)
+    scores = {}
+    for metric in get_task(task).metrics(LABELS, predictions, golds):
+        scores |= metric(predictions, golds)
+    names = ("f1_macro", "precision_macro", "recall_macro")
+    assert [scores[name] for name in names] == pytest.approx([2 / 3, 3 / 4, 3 / 4])
 
 
 def test_predict_lists_the_labels_above_the_threshold(tmp_path: Path) -> None:
@@ -94,6 +106,12 @@ def test_numbers_are_learned_as_they_are(words: qkv.ModelBundle) -> None:
     assert batch.labels.tolist() == [2.5, 4.0]
     total, targets = task.loss(torch.tensor([[2.0], [7.0]]), batch)
     assert (float(total), targets) == (9.25, 2)
+
+
+def test_numbers_that_are_all_equal_are_refused_with_their_lines() -> None:
+    examples = [TextExample("the cat", f"a.csv:{line}", None, 2.5) for line in (2, 3, 4)]
+    with pytest.raises(InputError, match=r"^a\.csv:2 to a\.csv:4: all have the label 2\.5; give"):
+        get_task("regression").labels(examples)
 
 
 # ---- choices --------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 sys.path.append(str(Path(__file__).parent))
-from task_models import CASES, labelled, looking, model, pictured
+from task_models import CASES, labelled, logits_of, looking, model, pictured
 
 from qkv import spec
 from qkv.checkpoints import ModelBundle
@@ -21,7 +21,7 @@ from qkv.data.image_processor import ImageProcessor
 from qkv.data.rng import CounterRNG
 from qkv.errors import InputError
 from qkv.tasks import get_task
-from qkv.tasks.base import predict, predict_logits
+from qkv.tasks.base import predict
 
 VARIED = {"horizontal_flip": True, "max_shift": 2, "random_erasing": 0.5}
 EXAMPLES = [pictured(i) for i in range(12)]
@@ -142,7 +142,7 @@ def test_a_file_says_what_its_pixels_say(tmp_path: Path) -> None:
     Image.fromarray(EXAMPLES[0].image).save(tmp_path / "a.png")
     named = task.parse_line(str(tmp_path / "a.png"), "here")
     assert torch.equal(*task.collate(asked(task, [named, EXAMPLES[0]]), False).source.values)
-    (((_, ours),), ((_, theirs),)) = predict_logits(task, bundle, [named, EXAMPLES[0]])
+    (((_, ours),), ((_, theirs),)) = logits_of(task, bundle, [named, EXAMPLES[0]])
     torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
     (told,) = (one.fields for one in task.predict(bundle, [named], n_best=3))
     assert sum(told["probabilities"].values()) == pytest.approx(1)

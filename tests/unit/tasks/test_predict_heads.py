@@ -195,6 +195,6 @@ def test_a_message_repeats_the_beginning_of_a_long_text_only(tmp_path: Path) -> 
     assert len(str(found.value)) < 250
 
 
-def test_a_text_instead_of_a_list_of_texts_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(qkv.InputError, match="a list of texts"):
-        qkv.predict(loaded(tmp_path, "sequence"), "hello")
+def test_a_text_instead_of_a_list_of_texts_is_a_list_of_one(tmp_path: Path) -> None:
+    bundle = loaded(tmp_path, "sequence")
+    assert qkv.predict(bundle, "hello") == qkv.predict(bundle, ["hello"])

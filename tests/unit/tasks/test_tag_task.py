@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from task_models import model, tagged, tokeniser
+from task_models import logits_of, model, tagged, tokeniser
 
 import qkv
 from qkv.data.examples import Span, TaggedExample, TextExample
@@ -20,8 +20,8 @@ from qkv.metrics.classification import TokenAccuracy
 from qkv.metrics.entities import EntityF1
 from qkv.nn.subword_pooling import pool_subwords
 from qkv.objectives.classification import head_logits
-from qkv.tasks.base import compute_metrics, predict, predict_logits
-from qkv.tasks.token_classification import TokenClassification, make_windows, tags_to_spans
+from qkv.tasks.base import compute_metrics, predict
+from qkv.tasks.token_classification import TokenClassification, make_windows
 
 sys.path.append(str(Path(__file__).parents[1] / "checkpoints"))
 from checkpoints import checkpoint
@@ -88,7 +88,7 @@ def test_a_saved_tagger_predicts_as_it_was_trained(word: str, tmp_path: Path) ->
     bundle = model(task, LABELS)
     qkv.save(bundle, tmp_path / "run")
     (found,) = qkv.predict(qkv.load(tmp_path / "run"), [example.text], qkv.GenerationConfig(n_best=2))
-    ((_, logits),) = predict_logits(task, bundle, [example])[0]
+    ((_, logits),) = logits_of(task, bundle, [example])[0]
     assert found.prediction == predict(task, bundle, [example])[0]
     probs = torch.softmax(logits, -1).amax(-1).tolist()
     assert [word["probability"] for word in found.fields["words"]] == pytest.approx(probs, abs=1e-5)
@@ -165,13 +165,6 @@ def test_a_word_of_more_tokens_than_the_model_takes_is_read_in_part(words: qkv.M
     assert max(one.length for one in asked) == 9
 
 
-def test_entities_have_characters() -> None:
-    text = "the cat's mat"
-    example = TaggedExample(text, ("the", "cat", "'s", "mat"), (0, 4, 7, 10), None, "file:1")
-    found = tags_to_spans(example, ("O", "B-X", "I-X", "B-X"))
-    assert [(text[span.start : span.end], span.name) for span in found] == [("cat's", "X"), ("mat", "X")]
-
-
 def test_spans_of_a_text_are_tags_of_its_words(words: qkv.ModelBundle) -> None:
     example = TextExample("the cat sat", "file:2", spans=(Span(4, 11, "X"),))
     task = TokenClassification()
@@ -235,3 +228,9 @@ def test_windows_and_one_reading_learn_the_same_words() -> None:
             word: label for one in asked for word, label in zip(one.metadata.logit_word_ids, one.labels, strict=True)
         }
         assert [TokenClassification().labels([long])[int(found[word])] for word in range(30)] == list(long.tags)
+
+
+def test_windows_of_a_long_line_take_time_in_proportion_to_its_length() -> None:
+    windows = make_windows([1] * 50_000, 62, None)  # with a search over all windows per word this takes a minute
+    assert sum(len(window.scored) for window in windows) == 50_000
+    assert [word for window in windows for word in window.scored] == list(range(50_000))
