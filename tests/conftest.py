@@ -6,6 +6,7 @@ import os
 
 # Two test processes use the two cores; further processes for compilation would only add their start-up time.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that tests start
 
 import pytest
 import torch
