@@ -22,7 +22,7 @@ demo: $(DEMO)/alignments.png
 	else $(BIN)/qkv predict $(DEMO) --scores attention query key value transformer; fi
 
 $(DEMO)/model.safetensors: $(READY)
-	$(BIN)/qkv train recipes/g2p-demo.yaml
+	$(BIN)/qkv train g2p-demo
 	@touch $@
 
 $(DEMO)/alignments.png: $(DEMO)/model.safetensors

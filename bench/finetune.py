@@ -115,7 +115,7 @@ def token_budget(setup: Setup) -> int:
 
 
 def our_row(setup: Setup, seed: int, compiled: bool = False, use_graph: bool = True) -> tuple[float, float]:
-    from qkv.train.trainer import fit
+    from qkv.train.fit import fit
 
     rates, accuracy = [], 0.0
     with tempfile.TemporaryDirectory(dir=setup.folder) as folder:

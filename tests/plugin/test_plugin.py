@@ -56,7 +56,8 @@ counter = Counter()
 records = list(qkv.fit(pretraining, "runs/pretrain", device="cpu", callbacks=[counter]))
 language_model = qkv.load("runs/pretrain")
 config = qkv.GenerationConfig(max_new_tokens=4)
-score = qkv.evaluate(language_model, [Pair("the cat", " is", "a:1")], config, metrics=["length_ratio"])
+pairs = [Pair("the cat", " is", "a:1")]
+score = qkv.evaluate(language_model, pairs, generation_config=config, metrics=["length_ratio"])
 records = list(qkv.fit(qkv.read_recipe("finetune.yaml"), "runs/finetune", device="cpu"))
 predictor = qkv.Predictor.load("runs/finetune", device="cpu")
 prediction = predictor(["a lovely cat"])[0]
@@ -64,7 +65,7 @@ print(json.dumps({
     "family": language_model.model.spec.family,
     "losses": [record.values["loss"] for record in records if record.kind == "train"],
     "events": counter.events,
-    "score": score.values,
+    "score": score,
     "validated": [sorted(record.values) for record in records if record.kind == "valid"],
     "task": predictor.task.name,
     "text": prediction.text,
