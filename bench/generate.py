@@ -89,8 +89,8 @@ class Contestants:
             peer.save_pretrained(folder)
             bundle = qkv.load(folder, str(device))
         self.decoder_bytes = 2 * _decoder_parameters(bundle.model)
-        # an EOS that is never generated forces the length
-        bundle.model.spec = spec.replace(bundle.model.spec, eos_id=peer.config.vocab_size, suppress_tokens=())
+        # no EOS: the length is forced
+        bundle.model.spec = spec.replace(bundle.model.spec, eos_id=-1, suppress_tokens=())
         generator = torch.Generator().manual_seed(1)
         ids = torch.randint(10, 1000, (row.batch_size, row.input_length), generator=generator)
         config = GenerationConfig(

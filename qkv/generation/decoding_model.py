@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
+from qkv.checkpoints.state import detached_state_dict, load_state
 from qkv.nn.attention import Attention
 from qkv.nn.lora import merge_lora
-from qkv.nn.model import Model
+from qkv.nn.model import Model, build_on_meta
 from qkv.nn.stack import Stack
 
 
@@ -30,21 +30,24 @@ class DecodingModel:
         if versions == self.versions:
             return
         fresh = self._make(model)
-        with torch.inference_mode():
+        with torch.no_grad():
             for parameter, new in zip(_tensors(self.model), _tensors(fresh), strict=True):
                 parameter.copy_(new)
         self.versions = versions
 
+    @torch.no_grad()
     def _make(self, model: Model) -> Model:
-        with torch.inference_mode():
-            duplicate = copy.deepcopy(model).eval()
-            if duplicate.spec.lora is not None:
-                merge_lora(duplicate)
-            duplicate.to(self.dtype)
-            decoder = getattr(duplicate, "decoder", None)
-            for module in decoder.modules() if isinstance(decoder, Stack) else ():
-                if isinstance(module, Attention):
-                    module.fuse_qkv()
+        """Build the copy anew: a compiled model or one with hooks cannot be copied as an object."""
+        state = {name: tensor.clone() for name, tensor in detached_state_dict(model).items()}
+        duplicate = build_on_meta(model.spec)
+        load_state(duplicate, state, "the model", assign=True)
+        if model.spec.lora is not None:
+            merge_lora(duplicate)
+        duplicate.eval().to(model.device, self.dtype)
+        decoder = getattr(duplicate, "decoder", None)
+        for module in decoder.modules() if isinstance(decoder, Stack) else ():
+            if isinstance(module, Attention):
+                module.fuse_qkv()
         return duplicate
 
 

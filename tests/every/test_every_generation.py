@@ -84,3 +84,14 @@ def test_a_decoding_copy_follows_the_weights_of_its_model() -> None:
         parameter.mul_(-1.5)
     assert_equal(plain(model, source, config), captured(model, source, config))
     assert captured(model, source, config) != before
+
+
+@torch.no_grad()
+def test_a_compiled_model_has_a_decoding_copy_of_its_own() -> None:
+    """Compiled functions belong to the blocks of the model that they were made for."""
+    model, config = CASES["gpt2"].model().float(), CONFIGS["greedy"]
+    source = sources([4, 2], "cpu")
+    expected = plain(model, source, config)
+    for block in model.decoder.blocks:  # type: ignore[union-attr]
+        block.project_qkv = lambda x: pytest.fail(f"the copy called a function of its model with {x.dtype}")
+    assert_equal(expected, captured(model, source, config))
