@@ -108,7 +108,7 @@ class GenerationConfig:
     """Text that every output begins with."""
 
     dtype: Literal["float32", "bf16"] | None = None
-    """Numeric type of the weights while generating; None: bf16 on a GPU, float32 elsewhere."""
+    """Numeric type of the weights in steps that are captured as CUDA graphs; None: bf16. Others use the model's own."""
 
     batch_tokens: int = 8192
     """Tokens per batch."""

@@ -19,7 +19,7 @@ from qkv.generation.search import Hypothesis, Search
 from qkv.nn.attention import Attention
 from qkv.nn.indexed_cache import HAS_KERNEL, CacheIndex, IndexedKVCache, bias_by_distance
 from qkv.nn.kv_cache import KeyValues
-from qkv.nn.shell import DecoderState, Model
+from qkv.nn.shell import DecoderState
 from qkv.nn.stack import IndexedStackState, Stack, StackState
 
 _LENGTH_BUCKET, _SOURCE_BUCKET = 128, 64
@@ -28,9 +28,9 @@ _STEPS_PER_GRAPH = 8  # steps between two checks for the end
 _ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 
 
-def supports_graphs(model: Model, search: Search) -> bool:
+def supports_graphs(search: Search) -> bool:
     """Return whether a search can be captured: on a GPU, with a Transformer decoder and no rules for single steps."""
-    decoder = getattr(model, "decoder", None)
+    decoder = getattr(search.model, "decoder", None)
     if search.device.type != "cuda" or not HAS_KERNEL or not isinstance(decoder, Stack):
         return False
     if search.processors or search.stop_check is not None:

@@ -57,12 +57,11 @@ def generate(
     """
     validate_search(config)
     rows_per_source = config.n_best if config.do_sample else config.num_beams
-    if source.values.device.type == "cuda":
-        decoding = decoding_model(model, torch.float32 if config.dtype == "float32" else torch.bfloat16)
-        search = Search(decoding.model, source, config, rows_per_source, prefix_ids, stop_check)
-        if supports_graphs(model, search):
-            return run_with_graphs(decoding, search, sample_ids)
     search = Search(model, source, config, rows_per_source, prefix_ids, stop_check)
+    if supports_graphs(search):
+        decoding = decoding_model(model, torch.float32 if config.dtype == "float32" else torch.bfloat16)
+        search.model = decoding.model
+        return run_with_graphs(decoding, search, sample_ids)
     loop = BeamLoop(search) if config.num_beams > 1 else TokenLoop(search)
     loop.load(search, sample_ids)
     return run(search, loop)

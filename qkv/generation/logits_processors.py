@@ -42,9 +42,10 @@ def make_processors(
         eos_set = set(eos_ids.tolist())
         words = [word for word in config.bad_words_ids if not (len(word) == 1 and word[0] in eos_set)]
         processors.append(_block_words([torch.tensor(word, device=device) for word in words]))
-    min_new_tokens = (config.min_length - prompt_lengths).clamp(min=config.min_new_tokens)  # [R]
-    if bool((min_new_tokens > 0).any()):
-        processors.append(_minimum_length(min_new_tokens, eos_ids))
+    if config.min_length or config.min_new_tokens:
+        min_new_tokens = (config.min_length - prompt_lengths).clamp(min=config.min_new_tokens)  # [R]
+        if bool((min_new_tokens > 0).any()):
+            processors.append(_minimum_length(min_new_tokens, eos_ids))
     if first_tokens:
         processors.append(_force_first(torch.tensor(first_tokens, device=device)))
     if config.suppress_tokens:

@@ -82,9 +82,8 @@ class Search:
         self.model, self.source, self.config, self.rows_per_source = model, source, config, rows_per_source
         self.device = source.values.device
         self.max_lengths = max_new_tokens(model, source.layout.lengths_list, config)
-        self.eos_ids = torch.tensor(
-            list(dict.fromkeys([model.spec.eos_id, *config.stop_token_ids])), device=self.device
-        )  # [E]
+        self.eos_tokens = dict.fromkeys([model.spec.eos_id, *config.stop_token_ids])  # tokens that end an output
+        self.eos_ids = torch.tensor(list(self.eos_tokens), device=self.device)  # [E] the same on the device
         last_token = config.forced_eos_token_id
         self.forced_last = None if last_token is None else torch.tensor([last_token], device=self.device)
         self.suppressed = torch.tensor(model.spec.suppress_tokens, dtype=torch.long, device=self.device)
@@ -92,7 +91,8 @@ class Search:
         self.num_generated = 0  # tokens of each row so far; `run` counts them
         limits = torch.tensor(self.max_lengths, device=self.device)
         self.row_limits = limits.repeat_interleave(rows_per_source)  # [R]
-        self.processors, self.prompts = self._make_processors(prefix_ids)
+        self.processors = self._make_processors(prefix_ids)
+        self.prompts = self._prompts() if self.processors else None  # [R, P]
 
     @property
     def num_rows(self) -> int:
@@ -124,7 +124,7 @@ class Search:
 
     def process(self, scores: Tensor, generated: Tensor) -> Tensor:
         """Apply the logits processors to scores [R, vocabulary]; `generated` [R, N] has the tokens so far."""
-        if self.processors:
+        if self.prompts is not None:
             history = torch.cat([self.prompts, generated[:, : self.num_generated]], 1)  # [R, P + n]
             for processor in self.processors:
                 scores = processor(scores, history, self.num_generated)
@@ -155,29 +155,29 @@ class Search:
 
     def strip_end(self, tokens: list[int]) -> list[int]:
         """Return tokens up to the first EOS."""
-        eos_ids = set(self.eos_ids.tolist())
-        return tokens[: next((i for i, token in enumerate(tokens) if token in eos_ids), len(tokens))]
+        return tokens[: next((i for i, token in enumerate(tokens) if token in self.eos_tokens), len(tokens))]
 
-    def _make_processors(self, prefix_ids: Sequence[int]) -> tuple[list[LogitsProcessor], Tensor]:
-        """Return the processors, and the tokens of each row before the first new one [R, P]."""
+    def _make_processors(self, prefix_ids: Sequence[int]) -> list[LogitsProcessor]:
         layout, continues_input = self.source.layout, self.model.continues_input
-        if continues_input:
-            columns = torch.arange(layout.max_length, device=self.device)
-            is_real = columns >= layout.max_length - layout.lengths[:, None]  # [B, P]
-            prompts = torch.full(is_real.shape, PADDING, device=self.device)
-            prompts[is_real] = self.source.values
-            prompt_lengths = layout.lengths
-        else:
-            prompts = torch.full((len(self.source), 1), self.model.spec.bos_id, device=self.device)
-            prompt_lengths = torch.ones(len(self.source), dtype=torch.long, device=self.device)
+        prompt_lengths = layout.lengths if continues_input else torch.ones_like(layout.lengths)
         forced_bos = self.config.forced_bos_token_id
-        processors = make_processors(
+        return make_processors(
             self.config,
             eos_ids=self.eos_ids,
             prompt_lengths=prompt_lengths.repeat_interleave(self.rows_per_source),
             first_tokens=[*([] if forced_bos is None or continues_input else [forced_bos]), *prefix_ids],
         )
-        return processors, prompts.repeat_interleave(self.rows_per_source, 0)
+
+    def _prompts(self) -> Tensor:
+        """Return the tokens of each row before the first new one: its prompt, or the start token.  # [R, P]"""
+        layout = self.source.layout
+        if not self.model.continues_input:
+            return torch.full((self.num_rows, 1), self.model.spec.bos_id, device=self.device)
+        columns = torch.arange(layout.max_length, device=self.device)
+        is_real = columns >= layout.max_length - layout.lengths[:, None]  # [B, P]
+        prompts = torch.full(is_real.shape, PADDING, device=self.device)
+        prompts[is_real] = self.source.values
+        return prompts.repeat_interleave(self.rows_per_source, 0)
 
 
 def run(search: Search, loop: Loop) -> list[list[Hypothesis]]:
