@@ -24,6 +24,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from queue import Empty
 from typing import Any, NamedTuple
@@ -236,14 +237,13 @@ def _read_results(path: Path) -> dict[Cell, dict[str, Any]]:
 
 def _cells(options: argparse.Namespace) -> Iterator[Cell]:
     """Yield the requested cells, seed by seed, the longest first, so that no process works alone at the end."""
-    for seed in options.seeds:
-        for size in sorted(options.sizes, reverse=True):
-            for name in options.sets:
-                for model in options.models:
-                    for setting in options.settings:
-                        tasks = SETTINGS[setting].tasks
-                        if not tasks or SETS[name].task in tasks:
-                            yield Cell(setting, name, size, model, seed)
+    sizes = sorted(options.sizes, reverse=True)
+    for seed, size, name, model, setting in product(
+        options.seeds, sizes, options.sets, options.models, options.settings
+    ):
+        tasks = SETTINGS[setting].tasks
+        if not tasks or SETS[name].task in tasks:
+            yield Cell(setting, name, size, model, seed)
 
 
 def _default_models() -> dict[str, str]:
@@ -256,7 +256,8 @@ def _default_models() -> dict[str, str]:
 def run(options: argparse.Namespace) -> None:
     """Run all cells that the results file lacks, until the time is over."""
     models = _default_models() | dict(option.split("=", 1) for option in options.model_folders)
-    cells = [cell for cell in _cells(options) if cell not in _read_results(options.output)]
+    finished = _read_results(options.output)
+    cells = [cell for cell in _cells(options) if cell not in finished]
     context = multiprocessing.get_context("spawn")
     jobs, results = context.Queue(), context.Queue()
     device = options.device

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -66,24 +66,22 @@ ReaderOptions = Annotated[
         rich_help_panel=INPUT,
     ),
 ]
-Delimiter = Annotated[
-    str | None,
-    typer.Option(
-        metavar="CHARACTER",
-        help="Split the rows of a CSV file at this character, such as tab or a semicolon.",
-        show_default="detected",
-        rich_help_panel=INPUT,
-    ),
-]
-Encoding = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="Decode the file with this encoding, such as latin-1.",
-        show_default="detected",
-        rich_help_panel=INPUT,
-    ),
-]
+
+
+def delimiter_option(panel: str) -> Any:
+    """Return the option --delimiter for a panel of the help."""
+    sentence = "Split the rows of a CSV file at this character, such as tab or a semicolon."
+    return typer.Option(metavar="CHARACTER", help=sentence, show_default="detected", rich_help_panel=panel)
+
+
+def encoding_option(panel: str) -> Any:
+    """Return the option --encoding for a panel of the help."""
+    sentence = "Decode the data with this encoding, such as latin-1."
+    return typer.Option(metavar="NAME", help=sentence, show_default="detected", rich_help_panel=panel)
+
+
+Delimiter = Annotated[str | None, delimiter_option(INPUT)]
+Encoding = Annotated[str | None, encoding_option(INPUT)]
 SkipBad = Annotated[
     bool,
     typer.Option("--skip-bad", help="Skip invalid examples and list them at the end.", rich_help_panel=INPUT),

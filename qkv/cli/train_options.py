@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from qkv.cli.help import OUTPUT
+from qkv.cli.options import delimiter_option, encoding_option
 
 _TRAINING, _DATA, _RUN = "Training", "Data and model", "Run"
 
@@ -106,24 +107,8 @@ TextPairColumn = Annotated[
 LabelColumn = Annotated[
     str | None, typer.Option(metavar="COLUMN", help="Read the labels from this column.", rich_help_panel=_DATA)
 ]
-Delimiter = Annotated[
-    str | None,
-    typer.Option(
-        metavar="CHARACTER",
-        help="Split the rows of a CSV file at this character, such as tab or a semicolon.",
-        show_default="detected",
-        rich_help_panel=_DATA,
-    ),
-]
-Encoding = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="Decode the data with this encoding, such as latin-1.",
-        show_default="detected",
-        rich_help_panel=_DATA,
-    ),
-]
+Delimiter = Annotated[str | None, delimiter_option(_DATA)]
+Encoding = Annotated[str | None, encoding_option(_DATA)]
 ReaderOptions = Annotated[
     list[str] | None,
     typer.Option(

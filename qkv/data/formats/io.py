@@ -353,13 +353,7 @@ def json_records(
     assert isinstance(path, Path)
     with _open_text_file(path, error_policy, encoding) as file:
         if file_suffix(path) == ".json" and file.starts_with(b"["):
-            for number, record in enumerate(file.read_json(), 1):
-                location = f"{path}: record {number}"
-                with error_policy:
-                    if not isinstance(record, dict):
-                        raise InputError(f"{location}: not a JSON object; write {expected}")
-                    error_policy.record_row(location, record)
-                    yield location, record
+            yield from _list_records(path, file.read_json(), error_policy, expected)
             return
         for location, raw in file.iter_lines():
             with error_policy:
@@ -368,6 +362,19 @@ def json_records(
                     record = parse_json_object(line, location, expected)
                     error_policy.record_row(location, record)
                     yield location, record
+
+
+def _list_records(
+    path: Path, records: list[Any], error_policy: ErrorPolicy, expected: str
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the objects of a JSON list."""
+    for number, record in enumerate(records, 1):
+        location = f"{path}: record {number}"
+        with error_policy:
+            if not isinstance(record, dict):
+                raise InputError(f"{location}: not a JSON object; write {expected}")
+            error_policy.record_row(location, record)
+            yield location, record
 
 
 def read_json(path: Path, encoding: str | None = None) -> Any:
