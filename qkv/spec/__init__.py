@@ -3,11 +3,15 @@
 Imports no torch.
 """
 
+from qkv.spec.bilm import BiLM
+from qkv.spec.characters import CharacterEmbedding
 from qkv.spec.model import (
     Activation,
     Attention,
+    BagOfWords,
     Block,
     Cell,
+    Clusters,
     Embedding,
     FeatureLayers,
     FeedForward,
@@ -20,7 +24,9 @@ from qkv.spec.model import (
     PatchEmbedding,
     RecurrentDecoder,
     RecurrentEncoder,
+    RecurrentStack,
     RelativePositionBias,
+    RelativePositions,
     ScoreName,
     TransformerStack,
     classification_head,
@@ -34,8 +40,12 @@ from qkv.spec.serialization import from_json, to_json
 __all__ = [
     "Activation",
     "Attention",
+    "BagOfWords",
+    "BiLM",
     "Block",
     "Cell",
+    "CharacterEmbedding",
+    "Clusters",
     "Embedding",
     "FeatureLayers",
     "FeedForward",
@@ -48,7 +58,9 @@ __all__ = [
     "PatchEmbedding",
     "RecurrentDecoder",
     "RecurrentEncoder",
+    "RecurrentStack",
     "RelativePositionBias",
+    "RelativePositions",
     "ScoreName",
     "TransformerStack",
     "classification_head",

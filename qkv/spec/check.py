@@ -17,6 +17,7 @@ from typing import Any, Literal, get_type_hints
 from qkv.errors import InputError, describe_value
 from qkv.limits import limit, raise_hint
 from qkv.spec import model as s
+from qkv.spec.characters import NUM_CHARACTERS, NUM_LETTERS, CharacterEmbedding
 
 # smallest value and name of the limit (`qkv.limits`) of whole numbers, by the name of the field
 _RANGES: dict[str, tuple[int, str]] = {
@@ -26,7 +27,12 @@ _RANGES: dict[str, tuple[int, str]] = {
     **dict.fromkeys(("num_segments", "position_offset", "padding_idx"), (0, "vocabulary")),
     **dict.fromkeys(("bos_id", "eos_id", "pad_id"), (-1, "vocabulary")),  # -1: there is no such token
     "suppress_tokens": (0, "vocabulary"),
+    "memory_length": (0, "vocabulary"),  # 0: no memory
+    **dict.fromkeys(("reuse_length", "window", "cutoffs"), (1, "vocabulary")),
+    "num_highway": (0, "layers"),
+    "start_beams": (0, "dimension"),  # 0: no beams
 }
+AnyStack = s.TransformerStack | s.RecurrentEncoder | s.BagOfWords | s.BiLM | s.RecurrentDecoder | s.RecurrentStack
 _DIMENSION = (1, "dimension")  # the range of all other whole numbers
 _MAX_FLOAT = 1e9
 _BYTES_PER_PARAMETER = 4
@@ -99,8 +105,10 @@ def check_model(model: s.Model) -> None:
     encoder, decoder = model.encoder, model.decoder
     if encoder is None and decoder is None:
         raise InputError("the model has neither an encoder nor a decoder")
-    if encoder is None and not isinstance(decoder, s.TransformerStack):
-        raise InputError(f"{model.family}: a decoder without an encoder must be a Transformer stack")
+    if encoder is None and isinstance(decoder, s.RecurrentDecoder):
+        raise InputError(f"{model.family}: a RecurrentDecoder needs an encoder; without one use a RecurrentStack")
+    if encoder is not None and isinstance(decoder, s.RecurrentStack):
+        raise InputError(f"{model.family}: a RecurrentStack has no encoder; use a RecurrentDecoder")
     memory_dim = None if encoder is None else _output_dim(encoder)
     if encoder is not None:
         _check_embedding(model.source_embedding, encoder, "encoder", "source_embedding")
@@ -134,15 +142,15 @@ def _equal(left: int, right: int, left_name: str, right_name: str) -> None:
         raise InputError(f"{left_name} is {left}, and {right_name} is {right}; they must be equal")
 
 
-def _output_dim(stack: s.TransformerStack | s.RecurrentEncoder | s.RecurrentDecoder) -> int:
+def _output_dim(stack: AnyStack) -> int:
     if isinstance(stack, s.TransformerStack):
         return stack.d_model
-    return stack.output_dim if isinstance(stack, s.RecurrentEncoder) else stack.hidden_size
+    return stack.hidden_size if isinstance(stack, s.RecurrentDecoder) else stack.output_dim
 
 
 def _check_embedding(
     embedding: s.Embedding | s.PatchEmbedding | None,
-    stack: s.TransformerStack | s.RecurrentEncoder | s.RecurrentDecoder,
+    stack: AnyStack,
     stack_name: str,
     name: str,
 ) -> None:
@@ -156,6 +164,9 @@ def _check_embedding(
         if max(pixels, embedding.patch_size**2 * embedding.num_channels) > limit("image_pixels"):
             raise InputError(f"{name}.image_size: {pixels:,} pixels are too many; {raise_hint('image_pixels')}")
     else:
+        if isinstance(embedding, CharacterEmbedding):
+            _check_characters(embedding, name)
+        _check_clusters(embedding.clusters, embedding.vocab_size, f"{name}.clusters")
         if embedding.padding_idx is not None and embedding.padding_idx >= embedding.vocab_size:
             raise InputError(
                 f"{name}.padding_idx: {embedding.padding_idx} is no token of a vocabulary of {embedding.vocab_size}"
@@ -166,9 +177,34 @@ def _check_embedding(
             raise InputError(f"{name}.max_length: {table}; {raise_hint('position_table')}")
 
 
-def _check_stack(
-    stack: s.TransformerStack | s.RecurrentEncoder | s.RecurrentDecoder, name: str, memory_dim: int | None
-) -> None:
+def _check_clusters(clusters: s.Clusters | None, vocab_size: int, name: str) -> None:
+    if clusters is None:
+        return
+    if list(clusters.cutoffs) != sorted(set(clusters.cutoffs)) or not clusters.cutoffs[-1:] < (vocab_size,):
+        raise InputError(f"{name}.cutoffs: must increase and be below the vocabulary of {vocab_size} tokens")
+    if clusters.widths[-1] < 1:
+        reason = f"a width of {clusters.embed_dim} divided by {clusters.divisor} per cluster leaves nothing"
+        raise InputError(f"{name}.divisor: {reason} for the last of {len(clusters.widths)}; use fewer cutoffs")
+
+
+def _check_characters(embedding: CharacterEmbedding, name: str) -> None:
+    widths, counts = embedding.filter_widths, embedding.filter_counts
+    if not widths or len(widths) != len(counts):
+        raise InputError(f"{name}.filter_widths: has {len(widths)} groups of filters, and filter_counts {len(counts)}")
+    if embedding.max_characters < 3:
+        raise InputError(f"{name}.max_characters: a word needs 3 with its beginning and end; set more")
+    if max(widths) > embedding.max_characters:
+        reason = f"filters of {max(widths)} characters do not fit words of {embedding.max_characters}"
+        raise InputError(f"{name}.filter_widths: {reason}; set a larger max_characters")
+    if embedding.position != "none" or embedding.num_segments:
+        raise InputError(f"{name}.position: characters have neither positions nor segments here; set none")
+    num_words = embedding.first_letter_id
+    if num_words < 0 or len(embedding.words) > num_words:
+        reason = f"{len(embedding.words):,} words and {NUM_LETTERS if embedding.letters else 0} letters"
+        raise InputError(f"{name}.words: {reason} are more than its vocabulary of {embedding.vocab_size:,} tokens")
+
+
+def _check_stack(stack: AnyStack, name: str, memory_dim: int | None) -> None:
     """Check the layers of an encoder or decoder; `memory_dim` is the width of the encoder output that it attends to."""
     if isinstance(stack, s.TransformerStack):
         block, path = stack.block, f"{name}.block"
@@ -180,6 +216,8 @@ def _check_stack(
         if block.cross_attention is not None and memory_dim is not None:
             _check_attention(block.cross_attention, f"{path}.cross_attention", stack.d_model, memory_dim)
         _check_buckets(stack, name)
+        if stack.memory_length and block.self_attention.relative_positions is None:
+            raise InputError(f"{name}.memory_length: needs {path}.self_attention.relative_positions; set it to 0")
     elif isinstance(stack, s.RecurrentDecoder):
         assert memory_dim is not None  # a recurrent decoder has an encoder
         _equal(stack.encoder_dim, memory_dim, f"{name}.encoder_dim", "the width of the encoder output")
@@ -217,6 +255,8 @@ def _check_sharing(model: s.Model) -> None:
     source, target = model.source_embedding, model.target_embedding
     if not isinstance(source, s.Embedding) or target is None:
         raise InputError("model.share_embeddings: source and target must both be tokens to share embeddings")
+    if source.clusters is not None or target.clusters is not None:
+        raise InputError("model.share_embeddings: embeddings with clusters cannot be shared; leave it out")
     _equal(source.d_model, target.d_model, "source_embedding.d_model", "target_embedding.d_model")
     if source.vocab_size != target.vocab_size:
         raise InputError(
@@ -247,11 +287,23 @@ def _check_head(model: s.Model, head: s.Head, name: str) -> None:
         raise InputError(f"{model.family}: aux_head is set but head is None; set head instead")
     stack = model.decoder if model.decoder is not None else model.encoder
     assert stack is not None
-    _equal(head.d_model, _output_dim(stack), f"{name}.d_model", "the width of the hidden states")
+    is_bilm = isinstance(stack, s.BiLM) and head.kind == "lm"  # it predicts from one direction at a time
+    width = stack.d_model if is_bilm else _output_dim(stack)
+    _equal(head.d_model, width, f"{name}.d_model", "the width of the hidden states")
     if isinstance(head.pool, s.Attention):
         _check_attention(head.pool, f"{name}.pool", head.pool.query_dim, head.d_model)
+    if head.pool == "final" and not is_bidirectional(stack):
+        raise InputError(f"{name}.pool: 'final' needs a bidirectional recurrent encoder; use last or mean")
     embedding = model.target_embedding if model.decoder is not None else model.source_embedding
     vocab_size = embedding.vocab_size if isinstance(embedding, s.Embedding) else 0
+    _check_clusters(head.clusters, head.num_outputs, f"{name}.clusters")
+    if head.clusters is not None and (head.kind != "lm" or head.dense_activation is not None):
+        raise InputError(f"{name}.clusters: only a plain language model head has clusters; leave them out")
+    if len(head.tie_projections) not in (0, 0 if head.clusters is None else len(head.clusters.starts)):
+        raise InputError(f"{name}.tie_projections: needs one value per cluster")
+    shared = embedding.clusters if isinstance(embedding, s.Embedding) else None
+    if head.tie_embeddings and (head.clusters is None) != (shared is None):
+        raise InputError(f"{name}.clusters: a tied head needs the clusters of the embedding")
     if head.kind == "lm":
         _equal(head.num_outputs, vocab_size, f"{name}.num_outputs", "the size of the vocabulary")
     if head.tie_embeddings and (
@@ -262,8 +314,15 @@ def _check_head(model: s.Model, head: s.Head, name: str) -> None:
     _equal(head.num_outputs, expected, f"{name}.num_outputs", f"the number of outputs of a '{head.kind}' head")
     if head.labels and len(head.labels) != head.num_outputs:  # without names, outputs are numbered
         raise InputError(f"{name}.labels: has {len(head.labels)} names, and the head {head.num_outputs} outputs")
+    if head.start_beams and (head.kind != "span" or head.norm is None or not model.has_token_types):
+        raise InputError(f"{name}.start_beams: needs a span head with a norm, and a model with segments; set it to 0")
     if head.kind == "pooler" and head.dense_activation is None:
         raise InputError(f"{name}: a pooler needs dense_activation")
+
+
+def is_bidirectional(stack: object) -> bool:
+    """Return whether a stack is recurrent and reads in both directions."""
+    return isinstance(stack, s.BiLM) or (isinstance(stack, s.RecurrentEncoder) and stack.bidirectional)
 
 
 # ---- size -----------------------------------------------------------------------------------------------------------
@@ -283,7 +342,9 @@ def min_parameters(model: s.Model) -> int:
     total = sum(_stack_parameters(stack) for stack in (model.encoder, model.decoder) if stack is not None)
     embeddings = [model.source_embedding, None if model.share_embeddings else model.target_embedding]
     for embedding in embeddings:
-        if isinstance(embedding, s.Embedding):
+        if isinstance(embedding, CharacterEmbedding):
+            total += _character_parameters(embedding)
+        elif isinstance(embedding, s.Embedding):
             positions = embedding.max_length if embedding.position == "learned" else 0
             total += (embedding.vocab_size + positions) * embedding.d_model
         elif embedding is not None:
@@ -292,7 +353,22 @@ def min_parameters(model: s.Model) -> int:
     return total + sum(head.num_outputs * head.d_model for head in heads)
 
 
-def _stack_parameters(stack: s.TransformerStack | s.RecurrentEncoder | s.RecurrentDecoder) -> int:
+def _character_parameters(embedding: CharacterEmbedding) -> int:
+    groups = zip(embedding.filter_widths, embedding.filter_counts, strict=True)
+    filters = sum(width * count for width, count in groups) + NUM_CHARACTERS
+    highway = 2 * embedding.num_highway * embedding.num_filters
+    return embedding.char_dim * filters + embedding.num_filters * (highway + embedding.d_model)
+
+
+def _stack_parameters(stack: AnyStack) -> int:
+    if isinstance(stack, s.BagOfWords):
+        return 0
+    if isinstance(stack, s.BiLM):
+        return 2 * stack.layers * stack.hidden_size * (4 * 2 * stack.d_model + stack.d_model)
+    if isinstance(stack, s.RecurrentStack):
+        sizes = stack.layer_sizes
+        inputs = (stack.d_model, *sizes[:-1])
+        return sum(3 * size * (size + width) for size, width in zip(sizes, inputs, strict=True))
     if not isinstance(stack, s.TransformerStack):
         return 3 * stack.hidden_size * (stack.layers * stack.hidden_size + stack.d_model)
     block = stack.block

@@ -11,99 +11,44 @@ from dataclasses import replace as replace  # families derive their specs with i
 from typing import Any, Literal, TypeVar
 
 from qkv.errors import InputError, did_you_mean, quote
+from qkv.spec.attention import Activation as Activation
+from qkv.spec.attention import Attention as Attention
+from qkv.spec.attention import Block as Block
+from qkv.spec.attention import FeedForward as FeedForward
+from qkv.spec.attention import Norm as Norm
+from qkv.spec.attention import RelativePositionBias as RelativePositionBias
+from qkv.spec.attention import RelativePositions as RelativePositions
+from qkv.spec.attention import ScoreName as ScoreName
+from qkv.spec.bilm import BiLM as BiLM
 
-Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
 Cell = Literal["lstm", "gru"]
 FeatureLayers = Literal["last", "concat_last_4", "scalar_mix"]
 HeadKind = Literal["lm", "sequence", "token", "span", "choice", "next_sentence", "pooler"]
 Modality = Literal["text", "image"]  # kinds of input
-ScoreName = Literal["scaled_dot", "dot", "bilinear", "additive", "mlp"]  # the built-in score functions
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attention:
-    """Configuration of one attention layer: query and key/value dimensions, number of heads, score function.
+class Clusters:
+    """Clusters of a vocabulary that is sorted by frequency: rarer words have narrower vectors (Baevski & Auli 2019)."""
 
-    Vaswani et al. 2017; Bahdanau et al. 2015.
-    """
-
-    query_dim: int  # width of the queries
-    kv_dim: int | None = None  # width of the states that keys and values come from; None: query_dim
-    heads: int = 1  # number of heads
-    head_dim: int | None = None  # size of one head's query and key; None: query_dim / heads
-    v_head_dim: int | None = None  # size of one head's value; None: that of its key
-    score_fn: ScoreName | str = "scaled_dot"  # comparison of query and key: a built-in or registered score function
-    score_hidden_dim: int | None = None  # hidden size of the additive and mlp scores; None: the key's size
-    use_projections: bool = True  # False: states are used as query, key and value without W_q, W_k, W_v, W_o (RNNs)
-    score_scale: float = 1.0  # factor on the scores, in addition to that of the score function
-    bias: bool = True  # biases of the query, key and value projections
-    output_bias: bool | None = None  # bias of the output projection; None: as `bias`
-    dropout: float = 0.0  # dropout on the attention weights
+    cutoffs: tuple[int, ...]  # first word of each cluster but the first one
+    embed_dim: int  # width of the vectors of the first cluster
+    divisor: int = 1  # factor by which the vectors of a cluster are narrower than those of the one before
 
     @property
-    def effective_kv_dim(self) -> int:
-        return self.query_dim if self.kv_dim is None else self.kv_dim
+    def starts(self) -> tuple[int, ...]:
+        """First word of each cluster."""
+        return 0, *self.cutoffs
 
     @property
-    def q_head_dim(self) -> int:
-        """Size of one head's query; only a projection can change it."""
-        return (self.head_dim or self.query_dim // self.heads) if self.use_projections else self.query_dim // self.heads
+    def widths(self) -> tuple[int, ...]:
+        """Width of the vectors of each cluster."""
+        return tuple(self.embed_dim // self.divisor**cluster for cluster in range(len(self.starts)))
 
-    @property
-    def k_head_dim(self) -> int:
-        return self.q_head_dim if self.use_projections else self.effective_kv_dim // self.heads
-
-    @property
-    def effective_v_head_dim(self) -> int:
-        return (self.v_head_dim or self.k_head_dim) if self.use_projections else self.effective_kv_dim // self.heads
-
-    @property
-    def output_dim(self) -> int:
-        """Width of the output: query_dim after W_o, or the concatenated context vectors of all heads without it."""
-        return self.query_dim if self.use_projections else self.heads * self.effective_v_head_dim
-
-
-@dataclass(frozen=True, kw_only=True)
-class FeedForward:
-    """Position-wise feed-forward layer: activation(x W1 + b1) W2 + b2, or its gated form (Shazeer 2020)."""
-
-    d_model: int  # width of input and output
-    d_ff: int  # width of the hidden layer
-    activation: Activation = "relu"  # activation of the hidden layer
-    gated: bool = False  # multiply the hidden layer by a second linear layer
-    bias: bool = True  # biases of all linear layers
-    dropout: float = 0.0  # dropout after the activation
-
-
-@dataclass(frozen=True, kw_only=True)
-class Norm:
-    """Layer normalization (Ba et al. 2016) or RMS normalization (Zhang & Sennrich 2019)."""
-
-    kind: Literal["layer", "rms"] = "layer"  # which of the two
-    eps: float = 1e-5  # added to the variance
-
-
-@dataclass(frozen=True, kw_only=True)
-class Block:
-    """Transformer block: self-attention, optional cross-attention, feed-forward; each with a residual and a norm."""
-
-    self_attention: Attention  # attention over the block's own input
-    feedforward: FeedForward  # the last sublayer
-    cross_attention: Attention | None = None  # attention over the encoder output; None: no such sublayer
-    norm: Norm = Norm()  # normalization of every sublayer
-    norm_first: bool = False  # pre-norm (Xiong et al. 2020); False: the post-norm of Vaswani et al.
-    dropout: float = 0.0  # dropout on the output of every sublayer
-
-
-@dataclass(frozen=True, kw_only=True)
-class RelativePositionBias:
-    """Learned bias on the scores per head and distance; large distances share buckets (Raffel et al. 2020).
-
-    One table serves all layers of a stack. In a causal stack all buckets are for preceding positions.
-    """
-
-    num_buckets: int = 32  # number of distances with a bias of their own
-    max_distance: int = 128  # distance from which on all share the last bucket
+    def sizes(self, vocab_size: int) -> tuple[int, ...]:
+        """Return the number of words of each cluster."""
+        ends = *self.cutoffs, vocab_size
+        return tuple(end - start for start, end in zip(self.starts, ends, strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +61,8 @@ class TransformerStack:
     final_norm: bool = False  # normalize the output of the last block
     dropout: float = 0.0  # dropout after the final norm
     relative_position_bias: RelativePositionBias | None = None  # position scheme of T5; None: none
+    memory_length: int = 0  # preceding tokens of a text whose hidden states each layer attends to as well; 0: no memory
+    reuse_length: int | None = None  # tokens of a segment, from its start, that enter the memory; None: all
     scale_attn_by_inverse_layer_idx: bool = False  # divide the scores of layer n by n (an option of GPT-2)
     # Scale the initial weights of residual output projections by 1/sqrt(number of residual layers) (GPT-2, 2.3).
     # Affects initialization only, so it is excluded from equality.
@@ -143,6 +90,22 @@ class RecurrentEncoder:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BagOfWords:
+    """Encoder without layers: the hidden state of a token is its embedding, whatever stands around it."""
+
+    d_model: int  # width of the embeddings that it reads
+    dropout: float = 0.0  # dropout on the hidden states
+
+    @property
+    def output_dim(self) -> int:
+        return self.d_model
+
+    @property
+    def layers(self) -> int:
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class RecurrentDecoder:
     """Recurrent decoder that attends at each step, or without attention starts from the encoder's last state."""
 
@@ -154,6 +117,31 @@ class RecurrentDecoder:
     attention: Attention | None = None  # attention over the encoder output; None: only its last state is used
     readout: bool = True  # predict from tanh(W [s; c; y]); False: from the state s alone, as in the notes
     dropout: float = 0.0  # dropout after each layer and on the readout
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecurrentStack:
+    """Decoder-only recurrent network, whose state is its memory (Mikolov et al. 2010; Merity et al. 2018)."""
+
+    d_model: int  # width of the embeddings that it reads
+    hidden_size: int  # state size of all layers but the last
+    output_size: int | None = None  # state size of the last layer; None: hidden_size
+    cell: Cell = "lstm"  # kind of recurrent cell
+    layers: int = 1  # number of layers
+    dropout: float = 0.0  # dropout between layers
+    input_dropout: float = 0.0  # dropout on the input of the first layer
+    output_dropout: float = 0.0  # dropout on the output of the last layer
+    locked_dropout: bool = False  # one dropout mask for all tokens of a sequence (Gal & Ghahramani 2016)
+    weight_dropout: float = 0.0  # DropConnect on the hidden-to-hidden matrices (Wan et al. 2013)
+
+    @property
+    def output_dim(self) -> int:
+        return self.output_size or self.hidden_size
+
+    @property
+    def layer_sizes(self) -> tuple[int, ...]:
+        """State size of each layer."""
+        return (self.hidden_size,) * (self.layers - 1) + (self.output_dim,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,8 +157,16 @@ class Embedding:
     padding_idx: int | None = None  # token whose embedding gets no gradient, as in Hugging Face
     num_segments: int = 0  # number of segment embeddings (token types; Devlin et al. 2019); 0: none
     scale_by_sqrt_dim: bool = False  # multiply by sqrt(d_model) before positions are added (Vaswani et al. 2017)
+    query_vector: bool = False  # learned vector in place of tokens that are predicted (the query stream of XLNet)
     norm: Norm | None = None  # normalization of the sum
     dropout: float = 0.0  # dropout on the output
+    word_dropout: float = 0.0  # dropout of whole tokens, the same in all sequences of a batch (Gal & Ghahramani 2016)
+    clusters: Clusters | None = None  # narrower vectors of rarer tokens (adaptive embedding); None: all of one width
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether rarer tokens have narrower vectors."""
+        return self.clusters is not None
 
     @property
     def modality(self) -> Modality:
@@ -233,18 +229,47 @@ class Head:
     num_concat_layers: int = 1  # number of layers whose hidden states are concatenated in the input
     bias: bool = False  # bias of the linear layer
     tie_embeddings: bool = False  # use the target's (else the source's) embedding matrix (Press & Wolf 2017)
-    # one vector per sequence: attention with a learned query, the last token, the mean of all; None: the first token
-    pool: Attention | Literal["last", "mean"] | None = None
+    clusters: Clusters | None = None  # outputs in clusters (adaptive softmax, Grave et al. 2017); None: one softmax
+    tie_projections: tuple[bool, ...] = ()  # whether each cluster uses the projection of the embedding
+    # one vector per sequence: attention with a learned query, the last token, the mean of all, or the last token, the
+    # maximum and the mean concatenated (Howard & Ruder 2018); `final`: the state in which each direction of a
+    # bidirectional recurrent encoder ends; None: the first token
+    pool: Attention | Literal["last", "mean", "concat", "final"] | None = None
     dense_activation: Activation | None = None  # activation of a dense layer before the linear one; None: no such layer
+    dense_size: int | None = None  # width of the dense layer; None: d_model
     norm: Norm | None = None  # normalization after the dense layer
     input_scale: float = 1.0  # factor on the input of the linear layer
     final_logits_bias: bool = False  # add a constant vector, which is no parameter, to the logits
     dropout: float = 0.0  # dropout before the linear layer
+    # span heads only: number of the best starts for each of which ends are scored, and whether there is an answer (Yang
+    # et al. 2019); 0: starts and ends are scored independently
+    start_beams: int = 0
     dropout_before_dense: bool = False  # dropout before the dense layer as well (RoBERTa, BART, T5)
+    batch_norm: bool = False  # batch normalization of the inputs of the dense and of the linear layer (ULMFiT)
     labels: tuple[str, ...] = ()  # names of the outputs
     # The next two determine how logits are interpreted; they change none of them.
     multi_label: bool = False  # any number of labels per example, each with a sigmoid
     subword_pooling: Literal["first", "mean"] = "first"  # the logits of a word of several tokens
+
+    @property
+    def softmax(self) -> Literal["plain", "adaptive"] | None:
+        """How a language model head normalizes; None: it is another head."""
+        if self.kind != "lm":
+            return None
+        return "plain" if self.clusters is None else "adaptive"
+
+    @property
+    def pooled_dim(self) -> int:
+        """Width of the vectors that the first layer of the head reads."""
+        if isinstance(self.pool, Attention):
+            return self.num_concat_layers * self.pool.output_dim
+        num_vectors = 3 if self.pool == "concat" and not self.is_token_level else 1
+        return num_vectors * self.num_concat_layers * self.d_model
+
+    @property
+    def dense_dim(self) -> int:
+        """Width of the dense layer, if the head has one."""
+        return self.dense_size or (self.pool.output_dim if isinstance(self.pool, Attention) else self.d_model)
 
     @property
     def is_token_level(self) -> bool:
@@ -283,8 +308,8 @@ class Model:
     """A whole model: an encoder, a decoder, or both, with a head."""
 
     family: str  # name of the family in `qkv.families`
-    encoder: TransformerStack | RecurrentEncoder | None = None  # None: a decoder-only model
-    decoder: TransformerStack | RecurrentDecoder | None = None  # None: an encoder-only model
+    encoder: TransformerStack | RecurrentEncoder | BagOfWords | BiLM | None = None  # None: a decoder-only model
+    decoder: TransformerStack | RecurrentDecoder | RecurrentStack | None = None  # None: an encoder-only model
     source_embedding: Embedding | PatchEmbedding | None = None  # front end of the encoder
     target_embedding: Embedding | None = None  # front end of the decoder
     head: Head | None = None  # None: the model returns hidden states
@@ -299,6 +324,23 @@ class Model:
     # mean of all layers (Peters et al. 2018).
     feature_layers: FeatureLayers = "last"
     lora: LoraConfig | None = None  # None: no LoRA weights
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether the model carries memory from one segment of a text to the next (`qkv.nn.memory`)."""
+        stack = self.encoder if self.decoder is None else self.decoder
+        if isinstance(stack, TransformerStack):
+            return stack.memory_length > 0
+        return isinstance(stack, RecurrentStack | BiLM)
+
+    @property
+    def has_token_types(self) -> bool:
+        """Whether the model distinguishes segments of a text (A and B), as BERT and XLNet do."""
+        if self.decoder is not None or not isinstance(self.source_embedding, Embedding):
+            return False
+        stack = self.encoder
+        positions = stack.block.self_attention.relative_positions if isinstance(stack, TransformerStack) else None
+        return self.source_embedding.num_segments > 0 or (positions is not None and positions.segments)
 
 
 Spec = TypeVar("Spec")
@@ -324,7 +366,7 @@ def with_dropout(spec: Spec, dropout: float | None, attention_dropout: float | N
         if is_dataclass(value)
     }
     new_dropout = attention_dropout if isinstance(spec, Attention) else dropout
-    only_if_nonzero = isinstance(spec, Head | FeedForward | TransformerStack)
+    only_if_nonzero = isinstance(spec, Head | FeedForward | TransformerStack | RecurrentStack)
     has_dropout = "dropout" in field_values and not isinstance(spec, LoraConfig)
     if has_dropout and new_dropout is not None and (field_values["dropout"] or not only_if_nonzero):
         changes["dropout"] = new_dropout

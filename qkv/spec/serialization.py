@@ -11,20 +11,26 @@ from qkv.errors import InputError, describe_value, did_you_mean, quote
 from qkv.json_reader import parse_json
 from qkv.renamed import renamed_spec_key, renamed_spec_type, renamed_value
 from qkv.spec import model as s
+from qkv.spec.characters import CharacterEmbedding
 from qkv.spec.check import check_model, matches_type
 
 _SPEC_CLASSES: tuple[type, ...] = (
     s.LoraConfig,
     s.Attention,
+    s.BagOfWords,
+    s.BiLM,
     s.Block,
+    CharacterEmbedding,
+    s.Clusters,
     s.Embedding,
     s.FeedForward,
     s.Head,
     s.Model,
     s.Norm,
     s.PatchEmbedding,
+    s.RelativePositions,
 )
-_SPEC_CLASSES += (s.RecurrentEncoder, s.RecurrentDecoder, s.RelativePositionBias, s.TransformerStack)
+_SPEC_CLASSES += (s.RecurrentEncoder, s.RecurrentDecoder, s.RecurrentStack, s.RelativePositionBias, s.TransformerStack)
 _CLASS_BY_NAME: dict[str, type] = {cls.__name__: cls for cls in _SPEC_CLASSES}
 
 
