@@ -30,13 +30,22 @@ class CacheIndex:
         self.rows = self.own_rows.clone()  # [R, M] row of the cache that holds a slot
         self._slots = torch.arange(max_length, dtype=torch.int32, device=device)
 
-    def reset(self, length: int, left_padding: list[int] | None) -> None:
-        """Start after `length` slots, which each row has filled itself but for its padding."""
-        self.slot.fill_(length)
+    def reset(self, slot: int) -> None:
+        """Start anew at a slot."""
+        self.slot.fill_(slot)
         self.rows.copy_(self.own_rows)
-        self.starts.zero_()
-        if left_padding is not None:
-            self.starts[: len(left_padding)] = torch.tensor(left_padding, dtype=torch.int32)
+        self.starts.fill_(slot)
+
+    def load(self, rows: Tensor, starts: list[int]) -> None:
+        """Let rows [R] begin anew: each has filled the slots from its start on itself."""
+        self.rows.index_copy_(0, rows, self.own_rows.index_select(0, rows))
+        self.starts.index_copy_(0, rows, torch.tensor(starts, dtype=torch.int32, device=rows.device))
+
+    def shift(self, offset: int) -> None:
+        """Move the filled slots to the left by `offset`."""
+        self.slot -= offset
+        self.rows.copy_(torch.where(self._slots < self.slot, self.rows.roll(-offset, 1), self.own_rows))
+        self.starts.sub_(offset).clamp_(min=0)
 
     def reorder(self, indices: Tensor) -> None:
         """Let row i continue from row indices[i]: its filled slots are those of that row."""
@@ -54,11 +63,28 @@ class IndexedKVCache(KVCache):
         super().__init__(num_rows, heads, max_length, size, cache.values.shape[3], cache.keys)
         self.index, self.bias_by_distance = index, bias_by_distance  # [H, M]
 
-    def load(self, cache: KVCache) -> None:
-        """Copy the filled slots of another cache."""
-        num_rows, n = len(cache.keys), cache.length
-        self.keys[:num_rows, :, :n].copy_(cache.keys[:, :, :n])
-        self.values[:num_rows, :, :n].copy_(cache.values[:, :, :n])
+    def load(self, rows: Tensor, cache: KVCache, slot: int) -> None:
+        """Copy the filled slots of another cache to rows [R], so that the next token goes into `slot`."""
+        num_slots = cache.length - cache.first
+        for target, source in ((self.keys, cache.keys), (self.values, cache.values)):
+            filled = source[:, :, cache.first : cache.length].to(target.dtype)
+            target[:, :, slot - num_slots : slot].index_copy_(0, rows, filled)
+
+    def export(self, rows: Tensor, first: int, slot: int, left_padding: list[int]) -> KVCache:
+        """Return the slots from `first` to `slot` of some rows, with the keys and values that the index names."""
+        _, heads, _, size = self.keys.shape
+        exported = KVCache(len(rows), heads, slot - first, size, self.values.shape[3], self.keys)
+        table, slots = self.index.rows[rows, first:slot].long(), torch.arange(first, slot, device=rows.device)
+        exported.keys.copy_(self.keys[table, :, slots].transpose(1, 2))  # [R, n, H, size] -> [R, H, n, size]
+        exported.values.copy_(self.values[table, :, slots].transpose(1, 2))
+        exported.length = slot - first
+        exported.set_left_padding(left_padding)
+        return exported
+
+    def shift(self, offset: int) -> None:
+        """Move the slots to the left by `offset`; what leaves on one side is never read again."""
+        self.keys.copy_(self.keys.roll(-offset, 2))
+        self.values.copy_(self.values.roll(-offset, 2))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """Append one token per row and attend to all tokens so far.  # [R, H, size] each -> [R, H, value]"""

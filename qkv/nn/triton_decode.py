@@ -11,6 +11,8 @@ import triton  # type: ignore[import-not-found]  # only on machines with a GPU
 import triton.language as tl  # type: ignore[import-not-found]
 from torch import Tensor
 
+from qkv.nn.triton_launch import gdc_launch_dependents, gdc_wait, launch_options
+
 _BLOCK_KEYS = 128
 
 
@@ -51,6 +53,7 @@ def decode_attention(
         BLOCK_KEYS=_BLOCK_KEYS,
         BLOCK_SIZE=triton.next_power_of_2(size),
         num_warps=4,
+        **launch_options(q.device),
     )
     return out
 
@@ -77,7 +80,11 @@ def _decode_kernel(  # type: ignore[no-untyped-def]  # Triton reads the annotati
     HAS_BIAS: tl.constexpr,
     BLOCK_KEYS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     last = tl.load(slot)
@@ -101,16 +108,16 @@ def _decode_kernel(  # type: ignore[no-untyped-def]  # Triton reads the annotati
         cache_row = tl.load(rows + row * max_length + j, mask=is_real, other=0).to(tl.int64)
         offsets = ((cache_row * heads + head) * max_length + j)[:, None] * SIZE + d[None, :]
         in_block = is_real[:, None] & in_head[None, :]
-        block_keys = tl.load(keys + offsets, mask=in_block, other=0.0).to(tl.float32)
-        scores = tl.sum(query[None, :] * block_keys, 1)  # [BLOCK_KEYS]
+        block_keys = tl.load(keys + offsets, mask=in_block, other=0.0)
+        block_values = tl.load(values + offsets, mask=in_block, other=0.0)  # requested before the keys are needed
+        scores = tl.sum(query[None, :] * block_keys.to(tl.float32), 1)  # [BLOCK_KEYS]
         if HAS_BIAS:
             scores += tl.load(bias + head * max_length + last - j, mask=is_real, other=0.0).to(tl.float32)
         scores = tl.where(is_real, scores, -float("inf"))
         new_max = tl.maximum(max_score, tl.max(scores, 0))
         shrink = tl.exp(max_score - new_max)
         weights = tl.exp(scores - new_max)
-        block_values = tl.load(values + offsets, mask=in_block, other=0.0).to(tl.float32)
-        mean = mean * shrink + tl.sum(weights[:, None] * block_values, 0)
+        mean = mean * shrink + tl.sum(weights[:, None] * block_values.to(tl.float32), 0)
         normalizer = normalizer * shrink + tl.sum(weights, 0)
         max_score = new_max
     tl.store(out + (row * heads + head) * SIZE + d, (mean / normalizer).to(out.dtype.element_ty), mask=in_head)
