@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from qkv.recipe import read_recipe as read_recipe
     from qkv.tasks.predictor import Predictor as Predictor
     from qkv.tasks.predictor import predict as predict
+    from qkv.tasks.predictor import stream as stream
     from qkv.train.evaluation import evaluate as evaluate
     from qkv.train.fit import fit as fit
 
@@ -60,6 +61,7 @@ _PUBLIC = {
     "read_recipe": "qkv.recipe",
     "register": "qkv.register",
     "save": "qkv.checkpoints",
+    "stream": "qkv.tasks.predictor",
 }
 
 __all__ = [
@@ -82,6 +84,7 @@ __all__ = [
     "read_recipe",
     "register",
     "save",
+    "stream",
 ]
 
 

@@ -40,7 +40,7 @@ VocabSizes = Annotated[
     str | None,
     typer.Option(
         metavar="SIZES",
-        help="Assume these vocabulary sizes, such as 30,40 for source and target, instead of reading the data.",
+        help="Assume these vocabulary sizes, such as 30,40 (source, target) or one for both, not those of the data.",
         rich_help_panel=INPUT,
     ),
 ]
@@ -72,7 +72,8 @@ def cost(
         inputs.spec,
         source_length=source_length,
         target_length=target_length,
-        batch_tokens=inputs.recipe.train.tokens_per_step(source_length + target_length) if inputs.recipe else None,
+        memory_length=inputs.memory_length,
+        batch_tokens=inputs.batch_tokens(source_length + target_length),
         steps=inputs.recipe.train.max_steps if inputs.recipe else None,
     )
     print(render_cost_table(model_cost))

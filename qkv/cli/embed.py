@@ -69,7 +69,8 @@ Layers = Annotated[
     str,
     typer.Option(
         metavar="LAYERS",
-        help="Use the last layer (last), or the sum or concatenation of the last four (sum, concat).",
+        help="Use the last layer (last), the sum or concatenation of the last four (sum, concat), or one layer by its "
+        "number (0: the embedding).",
         rich_help_panel=_EMBEDDING,
     ),
 ]
@@ -123,10 +124,13 @@ def embed(
     _check_output(output, pool)
     if subword_pooling is not None and pool != "words":
         raise InputError("--subword-pooling: is for --pool words; add it, or leave the option out")
-    layer_choice: Literal["last", "sum", "concat"] = check_choice("--layers", layers, "last", "sum", "concat")
+    layer = int(layers) if layers.isdecimal() else None
+    layer_choice: Literal["last", "sum", "concat"] = check_choice(
+        "--layers", layers if layer is None else "last", "last", "sum", "concat"
+    )
     settings: dict[str, Any] = {
         "pool": check_choice("--pool", pool, "mean", "cls", "tokens", "words"),
-        "layers": layer_choice,
+        "layers": layer_choice if layer is None else layer,
         "normalize": normalize,
         "subword_pooling": check_choice("--subword-pooling", subword_pooling or "first", "first", "mean"),
         "on_too_long": check_choice("--on-too-long", on_too_long, "refuse", "truncate"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,6 +29,8 @@ from qkv.cli.options import (
     SkipBad,
     TextColumn,
     TextPairColumn,
+    Verbose,
+    With,
     check_choice,
     check_num_beams,
     check_renamed,
@@ -59,6 +62,8 @@ _KINDS_OF_OPTION = {
     "--on-unknown": ("pairs",),
     "--metric": ("pairs",),
     "--free-running": ("pairs",),
+    "--with": ("pairs",),
+    "--memory-length": ("text",),
     "--output": ("task", "pairs"),
     "--num-resamples": ("task", "pairs"),
 }
@@ -141,6 +146,15 @@ FreeRunning = Annotated[
         rich_help_panel=OUTPUT,
     ),
 ]
+MemoryLength = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Let a model with memory attend to the N preceding tokens of a text (text).",
+        show_default="as in training",
+        rich_help_panel=INPUT,
+    ),
+]
 Output = Annotated[
     Path | None,
     typer.Option(
@@ -181,7 +195,10 @@ def eval_command(
     num_resamples: NumResamples = None,
     tune_null_threshold: TuneNullThreshold = False,
     free_running: FreeRunning = False,
+    memory_length: MemoryLength = None,
     as_json: Json = False,
+    with_: With = None,
+    verbose: Verbose = False,
     device: Device = None,
 ) -> None:
     """Evaluate a model on test data.
@@ -204,17 +221,19 @@ def eval_command(
     options |= {"--target": target, "--skip-bad": skip_bad, "--on-too-long": on_too_long, "--num-beams": num_beams}
     options |= {"--length-penalty": length_penalty, "--on-unknown": on_unknown, "--metric": metric, "--output": output}
     options |= {"--report": report, "--num-resamples": num_resamples, "--free-running": free_running}
-    options |= {"--tune-null-threshold": tune_null_threshold}
+    options |= {"--tune-null-threshold": tune_null_threshold, "--with": with_, "--memory-length": memory_length}
     _check_options(options, data, split)
     columns = {"text": text, "text_pair": text_pair, "label": label, "delimiter": delimiter, "encoding": encoding}
     reader_options = parse_reader_options(reader_option, **columns)
     split_name = None if split is None else _parse_split(split)
     source = EvaluationData(data, target, format, reader_options, split_name, skip_bad)
     settings = {"num_beams": num_beams, "length_penalty": length_penalty, "on_unknown": on_unknown}
-    predictor, kind = _load(model, device, source, options, settings | {"on_too_long": on_too_long})
+    predictor, kind = _load([model, *(with_ or [])], device, source, options, settings | {"on_too_long": on_too_long})
+    if verbose:
+        print(predictor.describe_settings(), file=sys.stderr)
     resamples = _DEFAULT_RESAMPLES if num_resamples is None else num_resamples
     if kind == "text":
-        _eval_text(predictor.bundle, source, as_json)
+        _eval_text(predictor.bundle, source, memory_length, as_json)
     elif kind == "pairs":
         from qkv.train.evaluation import run_pair_evaluation
 
@@ -235,6 +254,8 @@ def _check_options(options: Mapping[str, Any], data: Path | None, split: str | N
     ignored = next((name for name in _DATA_OPTIONS if options[name]), None)
     if data is None and ignored is not None:
         raise InputError(f"{ignored} is for the file of --data; add it, or leave the option out")
+    if options["--memory-length"] is not None and options["--memory-length"] < 1:
+        raise InputError("--memory-length must be 1 or more")
     if options["--num-resamples"] is not None and options["--num-resamples"] < 0:
         raise InputError("--num-resamples must be 0 or more")
     if options["--tune-null-threshold"]:
@@ -249,13 +270,13 @@ def _check_options(options: Mapping[str, Any], data: Path | None, split: str | N
 
 
 def _load(
-    model: str, device: str | None, data: EvaluationData, options: Mapping[str, Any], settings: dict[str, Any]
+    models: list[str], device: str | None, data: EvaluationData, options: Mapping[str, Any], settings: dict[str, Any]
 ) -> tuple[Predictor, str]:
     """Load a model with the settings of the command line, and return it with the kind of its evaluation."""
     from qkv.tasks.predictor import Predictor
     from qkv.train.evaluation import evaluation_kind
 
-    predictor = Predictor(load_model(model, device))
+    predictor = Predictor(load_model(models[0], device))
     kind = evaluation_kind(predictor, data)
     for name, kinds in _KINDS_OF_OPTION.items():
         if options[name] not in (None, False) and kind not in kinds:
@@ -268,6 +289,9 @@ def _load(
     }.items():
         if settings[name] is not None:
             check_choice(f"--{name.replace('_', '-')}", settings[name], *choices)
+    if len(models) > 1:
+        members = [predictor, *(Predictor(load_model(model, device)) for model in models[1:])]
+        predictor = Predictor.ensemble(members, names=models)
     chosen = {name: value for name, value in settings.items() if value is not None}
     predictor = predictor.with_settings(**chosen)
     predictor.check_used(list(chosen))
@@ -292,18 +316,21 @@ def _eval_task(
     report_task(evaluation, str(folder or ""), data_name, options)
 
 
-def _eval_text(bundle: ModelBundle, data: EvaluationData, as_json: bool) -> None:
+def _eval_text(bundle: ModelBundle, data: EvaluationData, memory_length: int | None, as_json: bool) -> None:
     from qkv.recipe.schema import PretrainingRecipe
     from qkv.tasks.predictor import recipe_of_bundle
     from qkv.train.text_evaluation import evaluate_text
 
     recipe = recipe_of_bundle(bundle)
     text_recipe = recipe if isinstance(recipe, PretrainingRecipe) else None
-    values = evaluate_text(bundle, text_recipe, data.path, data.format, data.split, data.columns)
+    values = evaluate_text(bundle, text_recipe, data.path, data.format, data.split, data.columns, memory_length)
     if as_json:
         print(json.dumps(values))
         return
     print(f"tokens      {int(values['tokens']):>10,}")
-    print(f"perplexity  {values['perplexity']:>10,.3f}   (of the predicted tokens; loss {values['loss']:.4f})")
+    if "perplexity" in values:
+        print(f"perplexity  {values['perplexity']:>10,.3f}   (of the predicted tokens; loss {values['loss']:.4f})")
+    else:
+        print(f"loss        {values['loss']:>10,.4f}")
     if "next_sentence_loss" in values:
         print(f"next-sentence loss {values['next_sentence_loss']:.4f}")

@@ -84,17 +84,25 @@ def import_checkpoint(
 def export_checkpoint(
     model: ModelName, output: OutputFolder, merge_lora: MergeLora = False, adapter: Adapter = False
 ) -> None:
-    """Convert a model to a Hugging Face checkpoint, which transformers can load, or to a PEFT adapter.
+    """Convert a model to a Hugging Face checkpoint, which transformers can load, to a PEFT adapter, or to word vectors.
+
+    An output file that ends in .bin, .txt, .vec or .glove, also with .gz, gets the token embeddings, in the format of
+    word2vec or GloVe.
 
     Examples:
         qkv export runs/sentiment --output exported/sentiment
         qkv export runs/sentiment --output adapters/sentiment --adapter
+        qkv export runs/word2vec --output vectors.bin
     """
     from qkv.checkpoints import save
     from qkv.checkpoints.lora import merge_bundle
+    from qkv.checkpoints.vector_files import is_vector_file
 
     if merge_lora and adapter:
         raise InputError("--adapter and --merge-lora exclude each other: a merged model has no adapter")
+    if is_vector_file(output):
+        _export_vectors(model, output, merge_lora or adapter)
+        return
     check_output_free(output)
     bundle = load_model(model, "cpu")
     if merge_lora:
@@ -103,6 +111,19 @@ def export_checkpoint(
     _print_summary(bundle, output)
     if adapter:
         print(f"base model: {read_json(output / 'adapter_config.json')['base_model_name_or_path']}")
+
+
+def _export_vectors(model: str, output: Path, with_adapter: bool) -> None:
+    from qkv.checkpoints.vector_files import write_vectors
+    from qkv.checkpoints.word_vectors import model_vectors, plain_words
+
+    if with_adapter:
+        raise InputError("--adapter and --merge-lora are for models; word vectors have no LoRA weights")
+    if output.exists():
+        raise InputError(f"{output}: already exists; remove it first, or choose another name")
+    words, vectors = plain_words(model_vectors(load_model(model, "cpu"), model))
+    write_vectors(output, words, vectors)
+    print(f"{output}: {len(words):,} words, {vectors.shape[1]} numbers each")
 
 
 def _print_summary(bundle: ModelBundle, output: Path) -> None:

@@ -1,12 +1,13 @@
-"""Streams of inputs: read one window, predict it in batches of similar length, write it in input order, read the next.
+"""Streams of inputs: read a window, predict it in batches of similar length, write it in input order, read the next.
 
-A file is never in memory as a whole.
+A file is never in memory as a whole. Models that generate text read on while other inputs are being decoded.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 _FIRST_WINDOW_SIZES = (64, 512)  # inputs; small, so that the first output or error comes soon
 _WINDOW_SIZE = 4096
+_CHUNK_SIZE = 64  # inputs of a file that are read together, and predictions that are written together
 _MAX_REASONS = 100  # errors of skipped inputs that are kept
 _GOLD_COLUMNS = ("label", "tags", "answer", "answers")  # columns of labels, which a file to predict for may lack
 
@@ -191,12 +193,51 @@ class StreamingPredictor:
             predictions = self._predict_window(window, first_index) if window else []
             self._collect_reasons()
             any_succeeded = any_succeeded or bool(predictions)
-            if not any_succeeded and self.skipped:  # all failed: the inputs are hardly the reason
-                raise InputError(f"all examples are bad, the first: {self._reasons[0]}")
+            self._check_any(any_succeeded)
             if not window:
                 return
             yield len(window), predictions
             first_index += len(window)
+
+    def iter_stream(
+        self, take: TakeInputs, predict_stream: Callable[[Iterator[Input]], Iterator[TaskPrediction | InputError]]
+    ) -> Iterator[tuple[int, list[Prediction]]]:
+        """Yield the same in shorter windows, of a predictor that reads inputs while it works on others."""
+        waiting: deque[Input] = deque()
+        reader_errors: list[InputError] = []
+
+        def read() -> Iterator[Input]:
+            try:
+                while window := take(1):  # a bad input loses none of those before it
+                    waiting.extend(window)
+                    yield from window
+            except InputError as error:  # the inputs before the bad one are predicted first
+                reader_errors.append(error)
+
+        results, any_succeeded = predict_stream(read()), False
+        while chunk := list(islice(results, _CHUNK_SIZE)):
+            predictions: list[Prediction] = []
+            for result in chunk:
+                item = waiting.popleft()
+                if not isinstance(result, InputError):
+                    predictions.append((item, result))
+                elif self._error_policy.skip:
+                    self._error_policy.errors.append(one_line(result))
+                else:
+                    yield len(predictions), predictions
+                    raise result
+            self._collect_reasons()
+            any_succeeded = any_succeeded or bool(predictions)
+            self._check_any(any_succeeded)
+            yield len(chunk), predictions
+        if reader_errors:
+            raise reader_errors[0]
+        self._collect_reasons()  # of the reader
+        self._check_any(any_succeeded)
+
+    def _check_any(self, any_succeeded: bool) -> None:
+        if not any_succeeded and self.skipped:  # all failed: the inputs are hardly the reason
+            raise InputError(f"all examples are bad, the first: {self._reasons[0]}")
 
     def _predict_window(self, window: Sequence[Input], first_index: int) -> list[Prediction]:
         """Return the inputs with their predictions; a bad input is refused, or found by bisection and skipped."""

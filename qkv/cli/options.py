@@ -30,6 +30,24 @@ Device = Annotated[
         metavar="DEVICE", help="Compute on cpu, cuda, cuda:N or mps.", show_default="cuda if a GPU is available"
     ),
 ]
+With = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--with",
+        metavar="MODEL",
+        help="Generate with this model too, as an ensemble of one vocabulary (repeatable).",
+        rich_help_panel=GENERATION,
+    ),
+]
+Verbose = Annotated[
+    bool,
+    typer.Option(
+        "--verbose",
+        "-v",
+        help="Print the task and the generation settings in force, with their origin, to stderr.",
+        rich_help_panel=OUTPUT,
+    ),
+]
 
 # Input
 Texts = Annotated[
@@ -163,6 +181,25 @@ OutputFolder = Annotated[
         rich_help_panel=OUTPUT,
     ),
 ]
+
+
+def split_models(model: str, with_models: list[str] | None, texts: list[str] | None) -> tuple[list[str], list[str]]:
+    """Return the models of a command and its texts: folders of models before the first text belong to the ensemble."""
+    models, rest = [model], list(texts or [])
+    while rest and _is_model_folder(rest[0]):
+        models.append(rest.pop(0))
+    return models + (with_models or []), rest
+
+
+def _is_model_folder(text: str) -> bool:
+    from qkv.checkpoints.hf_checkpoint import is_checkpoint
+    from qkv.checkpoints.model_folder import SPEC_FILE
+
+    folder = Path(text)
+    try:
+        return folder.is_dir() and ((folder / SPEC_FILE).is_file() or is_checkpoint(folder))
+    except (OSError, ValueError):  # a text that is too long for a path, or has a null character
+        return False
 
 
 def check_renamed(option: str, value: str | None) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,11 +28,14 @@ from qkv.cli.options import (
     TextColumn,
     TextPairColumn,
     Texts,
+    Verbose,
+    With,
     check_choice,
     check_device,
     check_n_best,
     check_num_beams,
     check_seed,
+    split_models,
 )
 from qkv.cli.prediction_file import NESTED_SUFFIXES, check_output
 from qkv.cli.prediction_output import PredictionOutput, run_interactive
@@ -80,6 +85,22 @@ Scores = Annotated[
         rich_help_panel=OUTPUT,
     ),
 ]
+Alignments = Annotated[
+    bool,
+    typer.Option(
+        "--alignments",
+        help="Print the source token that each generated token attends to most, as 0-0 2-1 (source-target).",
+        rich_help_panel=OUTPUT,
+    ),
+]
+Stream = Annotated[
+    bool,
+    typer.Option(
+        "--stream",
+        help="Print generated text piece by piece as it is made (that of a beam search at its end).",
+        rich_help_panel=OUTPUT,
+    ),
+]
 Sample = Annotated[
     bool, typer.Option("--sample", help="Sample outputs instead of searching.", rich_help_panel=GENERATION)
 ]
@@ -112,6 +133,15 @@ MaxNewTokens = Annotated[
         metavar="N",
         help="Generate at most N tokens.",
         show_default="twice the input length plus 16",
+        rich_help_panel=GENERATION,
+    ),
+]
+Dtype = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TYPE",
+        help="Generate with weights of this numeric type: float32, bf16 (GPU) or int8 (CPU; prints what it changes).",
+        show_default="float32 on a CPU, bf16 on a GPU",
         rich_help_panel=GENERATION,
     ),
 ]
@@ -160,6 +190,8 @@ def predict(
     output: Output = None,
     n_best: NBest = 1,
     scores: Scores = False,
+    alignments: Alignments = False,
+    stream: Stream = False,
     as_json: Json = False,
     num_beams: NumBeams = None,
     length_penalty: LengthPenalty = None,
@@ -169,11 +201,14 @@ def predict(
     top_p: TopP = None,
     seed: Seed = None,
     max_new_tokens: MaxNewTokens = None,
+    dtype: Dtype = None,
     generation: GenerationOptions = None,
     on_unknown: OnUnknown = None,
     parse_special_tokens: ParseSpecialTokens = False,
     threshold: Threshold = None,
     subword_pooling: SubwordPooling = None,
+    with_: With = None,
+    verbose: Verbose = False,
     device: Device = None,
 ) -> None:
     """Predict labels, answers or text for inputs.
@@ -182,6 +217,7 @@ def predict(
     A run uses the task and settings of its recipe, any other model the task of its head. Separate the texts of one
     input by tabs (question and context, text and choices). Image models read file names. Files are streamed in order.
     A table is read by its columns, by default those of the run's training data; a .txt file has one text per line.
+    Several models before the first TEXT generate together, as an ensemble.
 
     Examples:
         qkv predict bert-base-uncased "Paris is the [MASK] of France." --n-best 3
@@ -198,6 +234,7 @@ def predict(
         "top_p": top_p,
         "seed": seed,
         "max_new_tokens": max_new_tokens,
+        "dtype": dtype,
         "on_unknown": on_unknown,
         "parse_special_tokens": parse_special_tokens or None,
         "threshold": threshold,
@@ -207,27 +244,40 @@ def predict(
     }
     columns = {"text": text, "text_pair": text_pair, "delimiter": delimiter, "encoding": encoding}
     options = {f"--{name.replace('_', '-')}": value for name, value in columns.items()}
-    check_source(texts or [], file, {"--format": format, **options, "--reader-option": reader_option})
+    models, texts = split_models(model, with_, texts)
+    check_source(texts, file, {"--format": format, **options, "--reader-option": reader_option})
     check_seed(seed)
     check_num_beams(num_beams)
+    fields = _parse_generation(generation, settings | {"n_best": n_best if n_best > 1 else None})
+    n_best = fields.pop("n_best", n_best)
     check_n_best(n_best)
     _check_output_options(output, file, n_best, as_json=as_json, scores=scores)
+    if stream:
+        others = {"--output": output, "--json": as_json, "--scores": scores, "--alignments": alignments}
+        _check_stream(others | {"--n-best": n_best > 1})
     reader_options = parse_reader_options(reader_option, **columns)
     error_policy = ErrorPolicy(skip_bad)
-    predictor = _load_predictor(model, device, settings, n_best)
-    if generation:
-        predictor = _with_generation_options(predictor, generation)
+    predictor = _load_predictor(models, device, settings, fields, n_best)
+    if alignments:
+        _require_generation(predictor, "--alignments")
+        predictor = predictor.with_settings(return_alignments=True)
     if n_best > 1 and not predictor.task.has_alternatives:
         raise InputError(f"--n-best: the task '{predictor.task.name}' has one output per input; leave it out")
     if file is None:
-        take = from_args_or_stdin(texts or [], error_policy)
+        take = from_args_or_stdin(texts, error_policy)
     else:
         take = open_file(file, predictor, format, reader_options, error_policy)
+    if verbose:
+        print(predictor.describe_settings(n_best), file=sys.stderr)
     predictions = PredictionOutput(predictor, n_best, as_json=as_json, with_scores=n_best > 1 or scores)
+    if stream:
+        _require_generation(predictor, "--stream")
     if take is None:
-        _run_prompt(predictions, output, skip_bad)
+        _run_prompt(predictions, output, skip_bad, stream)
+    elif stream:
+        predictions.print_pieces(take, error_policy)
     else:
-        predictions.run(take, error_policy, count_lines(file), output)
+        predictions.run(take, error_policy, count_lines(file), output, read_ahead=file is not None)
 
 
 def open_file(
@@ -240,10 +290,10 @@ def open_file(
     return from_file(input_format(file, task_type, predictor.recipe, format, columns), file, error_policy)
 
 
-def _run_prompt(predictions: PredictionOutput, output: Path | None, skip_bad: bool) -> None:
+def _run_prompt(predictions: PredictionOutput, output: Path | None, skip_bad: bool, stream: bool) -> None:
     if output is not None or skip_bad:
         raise InputError(f"{'--output' if output else '--skip-bad'} needs inputs: TEXT, --file, or - for stdin")
-    run_interactive(predictions.lines)
+    run_interactive(partial(predictions.print_text, stream=stream))
 
 
 def _check_output_options(output: Path | None, file: Path | None, n_best: int, *, as_json: bool, scores: bool) -> None:
@@ -261,32 +311,62 @@ def _check_output_options(output: Path | None, file: Path | None, n_best: int, *
         raise InputError(f"--n-best: {output.suffix} has one prediction per row; write .jsonl or .parquet")
 
 
-def _with_generation_options(predictor: Predictor, options: list[str]) -> Predictor:
-    """Return a predictor with fields of `GenerationConfig` that are given as KEY=VALUE."""
-    from qkv.generation.config import parse_options
-
+def _require_generation(predictor: Predictor, option: str) -> None:
     if predictor.task.name != "generation":
-        raise InputError(f"--generation: the task '{predictor.task.name}' generates no text; leave it out")
-    return predictor.with_settings(**parse_options(options, "--generation"))
+        raise InputError(f"{option}: the task '{predictor.task.name}' generates no text; leave it out")
 
 
-def _load_predictor(model: str, device: str | None, settings: dict[str, Any], n_best: int) -> Predictor:
-    """Load a model with the settings of the command line; those that are None stay as the model has them."""
+def _check_stream(options: dict[str, Any]) -> None:
+    for option, value in options.items():
+        if value:
+            raise InputError(
+                f"{option}: --stream prints texts as they are made, and nothing else; leave out one of them"
+            )
+
+
+def _parse_generation(options: list[str] | None, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of `GenerationConfig` that are given as KEY=VALUE; they may not contradict other options."""
+    if not options:
+        return {}
+    from qkv.generation.config import parse_options
+    from qkv.tasks.base import option_name
+
+    fields = parse_options(options, "--generation")
+    for name, value in fields.items():
+        if settings.get(name) not in (None, value):
+            raise InputError(
+                f"--generation {name}={value}: {option_name(name)} has another value; leave out one of them"
+            )
+    return fields
+
+
+def _load_predictor(
+    models: list[str], device: str | None, settings: dict[str, Any], fields: dict[str, Any], n_best: int
+) -> Predictor:
+    """Load a model with settings of the command line and fields of `GenerationConfig`; None is what the model has."""
+    from qkv.tasks.generation import BEAM_SETTINGS
     from qkv.tasks.predictor import Predictor
 
     choices = {
         "on_unknown": ("refuse", "replace"),
         "on_too_long": ("refuse", "truncate", "windows"),
         "subword_pooling": ("first", "mean", "all"),
+        "dtype": ("float32", "bf16", "int8"),
     }
     for name, allowed in choices.items():
         if settings[name] is not None:
             check_choice(f"--{name.replace('_', '-')}", settings[name], *allowed)
     if device is not None:
         check_device(device)
-    predictor = Predictor.load(model, device).with_settings(**settings)
-    has_beams = n_best > 1  # then --length-penalty ranks them
-    predictor.check_used(
-        [name for name, value in settings.items() if value is not None and not (has_beams and name == "length_penalty")]
-    )
+    predictor = Predictor.load(models[0], device)
+    if len(models) > 1:
+        _require_generation(predictor, "--with")
+        members = [predictor, *(Predictor.load(model, device) for model in models[1:])]
+        predictor = Predictor.ensemble(members, names=models)
+    if fields:
+        _require_generation(predictor, "--generation")
+    settings = settings | fields
+    predictor = predictor.with_settings(**settings)
+    ranking = BEAM_SETTINGS if n_best > 1 and not settings["do_sample"] else ()  # --n-best has beams
+    predictor.check_used([name for name, value in settings.items() if value is not None and name not in ranking])
     return predictor

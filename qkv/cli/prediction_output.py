@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import repeat
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from qkv.cli.input_stream import Input, Prediction, StreamingPredictor, TakeInputs, from_args, progress_bar
 from qkv.cli.prediction_file import NESTED_SUFFIXES, make_row, open_writer
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
     from qkv.tasks.predictor import Predictor
 
 
+Windows = Iterator[tuple[int, list[Prediction]]]  # numbers of inputs, and the predictions of those that were good
+
+
 class PredictionOutput:
     """Predictions of a stream of inputs, printed or written as they are made."""
 
@@ -27,21 +32,39 @@ class PredictionOutput:
         self._predictor, self._n_best, self._as_json, self._with_scores = predictor, n_best, as_json, with_scores
         self._num_truncated = 0
 
-    def run(self, take: TakeInputs, error_policy: ErrorPolicy, total: int | None, output: Path | None) -> None:
-        """Print the predictions of all inputs or write them to a file; warnings go to stderr."""
+    def run(
+        self,
+        take: TakeInputs,
+        error_policy: ErrorPolicy,
+        total: int | None,
+        output: Path | None,
+        *,
+        read_ahead: bool = False,
+    ) -> None:
+        """Print the predictions of all inputs or write them to a file; warnings go to stderr.
+
+        `read_ahead`: `take` never waits for input, so a model that generates text may read on while it decodes.
+        """
         stream = StreamingPredictor(self._predict, error_policy)
-        if output is None:
-            self._stream(stream, take, total, self._print)
+        if read_ahead and self._predictor.task.name == "generation":
+            windows = stream.iter_stream(take, self._predict_stream)
         else:
-            num_rows = self._write(stream, take, total, output)
+            windows = stream.iter_windows(take)
+        if output is None:
+            self._stream(windows, total, self._print)
+        else:
+            num_rows = self._write(windows, total, output)
             print(f"{output}: {num_rows:,} predictions")
         for line in [*error_policy.notes, *stream.warnings(), *self._truncation_warnings()]:
             print(line, file=sys.stderr)
 
-    def lines(self, text: str) -> list[str]:
-        """Return the output lines of one text."""
+    def print_text(self, text: str, *, stream: bool = False) -> None:
+        """Print the output of one text, piece by piece as it is generated if it is a stream."""
+        if stream:
+            self._print_stream(text)
+            return
         inputs = list(from_args([text]))
-        return self._format_lines(inputs[0], self._predict(inputs, 0)[0])
+        print("\n".join(self._format_lines(inputs[0], self._predict(inputs, 0)[0])))
 
     def _predict(self, inputs: Sequence[Input], first_index: int) -> list[TaskPrediction]:
         values = [item.text if item.example is None else item.example for item in inputs]
@@ -50,12 +73,33 @@ class PredictionOutput:
         self._num_truncated += sum(prediction.truncated for prediction in predictions)
         return predictions
 
+    def _predict_stream(self, inputs: Iterator[Input]) -> Iterator[TaskPrediction | InputError]:
+        values = ((item.text if item.example is None else item.example, item.location) for item in inputs)
+        for prediction in self._predictor.predict_stream(values, self._n_best):
+            self._num_truncated += not isinstance(prediction, InputError) and prediction.truncated
+            yield prediction
+
+    def print_pieces(self, take: TakeInputs, error_policy: ErrorPolicy) -> None:
+        """Print the text of each input piece by piece, as it is generated, and end it with a line end."""
+        while inputs := take(1):
+            for item in inputs:
+                with error_policy:
+                    self._print_stream(item.text if item.example is None else item.example, item.location)
+        for line in [*error_policy.notes, *error_policy.errors]:
+            print(line, file=sys.stderr)
+
+    def _print_stream(self, value: Any, location: str | None = None) -> None:
+        with warnings.catch_warnings(record=True) as caught:  # shown below the text
+            for piece in self._predictor.stream(value, location):
+                print(piece, end="", flush=True)
+        print(flush=True)
+        for warning in caught:
+            warnings.showwarning(warning.message, warning.category, warning.filename, warning.lineno)
+
     @staticmethod
-    def _stream(
-        stream: StreamingPredictor, take: TakeInputs, total: int | None, use: Callable[[list[Prediction]], None]
-    ) -> None:
+    def _stream(windows: Windows, total: int | None, use: Callable[[list[Prediction]], None]) -> None:
         with progress_bar(total) as step:
-            for num_inputs, predictions in stream.iter_windows(take):
+            for num_inputs, predictions in windows:
                 use(predictions)
                 step(num_inputs)
 
@@ -64,7 +108,7 @@ class PredictionOutput:
         if lines:
             print("\n".join(lines), flush=True)
 
-    def _write(self, stream: StreamingPredictor, take: TakeInputs, total: int | None, output: Path) -> int:
+    def _write(self, windows: Windows, total: int | None, output: Path) -> int:
         """Write a file, which appears when it is complete, and return its number of rows."""
         num_rows = 0
         nested = output.suffix.lower() in NESTED_SUFFIXES
@@ -78,7 +122,7 @@ class PredictionOutput:
                 num_rows += len(predictions)
 
             with contextlib.closing(writer):
-                self._stream(stream, take, total, append)
+                self._stream(windows, total, append)
 
         atomic_write(output, write)
         return num_rows
@@ -87,9 +131,15 @@ class PredictionOutput:
         if self._as_json:
             return [json.dumps(item.fields | prediction.fields, ensure_ascii=False)]
         if not self._with_scores:
-            return [_one_line(prediction.text)]
+            return [_one_line(prediction.text) + _alignment_column(prediction.fields)]
         alternatives = prediction.alternatives or ((prediction.text, prediction.score or 0.0),)
-        return [f"{_one_line(item.text)}\t{score:.4f}\t{_one_line(output)}" for output, score in alternatives]
+        columns: Iterable[str] = repeat("")
+        if "alignment" in prediction.fields:
+            columns = map(_alignment_column, prediction.fields.get("alternatives", [prediction.fields]))
+        return [
+            f"{_one_line(item.text)}\t{score:.4f}\t{_one_line(output)}{column}"
+            for (output, score), column in zip(alternatives, columns, strict=False)
+        ]
 
     def _truncation_warnings(self) -> list[str]:
         subject = "1 text was" if self._num_truncated == 1 else f"{self._num_truncated:,} texts were"
@@ -101,7 +151,13 @@ def _one_line(text: str) -> str:
     return " ".join(text.split()) if any(char in text for char in "\t\n\r") else text
 
 
-def run_interactive(predict_lines: Callable[[str], list[str]]) -> None:
+def _alignment_column(fields: Mapping[str, Any]) -> str:
+    """Return the alignment of an output as pairs of source and target tokens, after a tab; empty without one."""
+    pairs = [f"{source}-{target}" for target, source in enumerate(fields.get("alignment", ()))]
+    return "\t" + " ".join(pairs) if "alignment" in fields else ""
+
+
+def run_interactive(print_output: Callable[[str], None]) -> None:
     """Print the output of each line that is typed at a prompt."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  # gives the prompt history and editing
@@ -115,6 +171,6 @@ def run_interactive(predict_lines: Callable[[str], list[str]]) -> None:
         if not text:
             return
         try:
-            print("\n".join(predict_lines(text)))
+            print_output(text)
         except InputError as error:  # an invalid line does not end the session
             print(error)

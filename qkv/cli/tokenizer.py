@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from qkv.tokenization.template import Template
     from qkv.tokenization.tokenizer import Tokenizer
 
-KINDS = ("wordpiece", "byte_bpe", "word_bpe", "unigram")
+KINDS = ("wordpiece", "byte_bpe", "word_bpe", "unigram", "word", "spelled_word")
 _TABLE_SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet")
 _TOKENIZER = "Tokenizer"
 Files = Annotated[

@@ -7,6 +7,7 @@ loss.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -14,8 +15,12 @@ from torch import Tensor
 
 from qkv.data.template_batch import build_template_ids
 from qkv.errors import InputError
+from qkv.generation.ensemble import Ensemble
 from qkv.nn import Model, Ragged
+from qkv.nn.heads import Head
 from qkv.tokenization.tokenizer import Tokenizer
+
+_MAX_LOGITS_CPU, _MAX_LOGITS = 2**24, 2**28  # logits in memory at once
 
 
 def encode_without_eos(tokenizer: Tokenizer, texts: Sequence[str], eos_id: int) -> list[list[int]]:
@@ -35,13 +40,43 @@ def encode_without_eos(tokenizer: Tokenizer, texts: Sequence[str], eos_id: int) 
 
 
 @torch.no_grad()
+def next_log_probs(model: Model, inputs: Sequence[Ragged], positions: Tensor | None, labels: Tensor) -> Tensor:
+    """Return the log-probability of the label that follows each token, with teacher forcing.
+
+    Args:
+        model: a model that generates text.
+        inputs: the tokens of a language model [T], or the source and the target [T] of an encoder-decoder.
+        positions: indices of the tokens that a label follows [L]; None: all.
+        labels: token ids [L].
+    """
+    if isinstance(model, Ensemble):
+        members = torch.stack([next_log_probs(member, inputs, positions, labels) for member in model.models])  # [M, L]
+        return torch.logsumexp(members, 0) - math.log(len(members))
+    assert model.head is not None
+    features = model(*inputs, return_logits=False)  # [T, width]
+    return _label_log_probs(model.head, features if positions is None else features[positions], labels)
+
+
+def _label_log_probs(head: Head, features: Tensor, labels: Tensor) -> Tensor:
+    """Return the log-probabilities of labels; the logits of some rows at a time are in memory.  # [L]"""
+    max_logits = _MAX_LOGITS_CPU if features.device.type == "cpu" else _MAX_LOGITS
+    chunk_size, log_probs = max(1, max_logits // head.spec.num_outputs), []
+    for x, y in zip(torch.split(features, chunk_size), torch.split(labels, chunk_size), strict=True):
+        logits = head.compute_logits(x).float()  # [l, vocabulary]
+        max_logit = logits.amax(-1, keepdim=True)  # [l, 1]
+        label_logits = logits.gather(1, y[:, None]) - max_logit  # [l, 1]
+        # in place: a copy of the logits takes as long as a tenth of the forward pass
+        log_probs.append((label_logits - logits.sub_(max_logit).exp_().sum(-1, keepdim=True).log()).squeeze(1))
+    return torch.cat(log_probs)
+
+
+@torch.no_grad()
 def token_log_probs(
     model: Model, source: Ragged, target: Ragged, labels: Tensor, *, free_running: bool = False
 ) -> Ragged:
     """Return the log-probability of each label, packed like `target`, which begins with BOS.  # [T]"""
     if not free_running:
-        log_probs = torch.log_softmax(model(source, target).float(), -1)  # [T, vocabulary]
-        return target.with_values(log_probs.gather(1, labels[:, None]).squeeze(1))
+        return target.with_values(next_log_probs(model, [source, target], None, labels))
     layout = target.layout
     padded_labels = target.with_values(labels).to_padded(model.spec.eos_id)  # [B, N]
     logits, state = model.prefill(source, 1, layout.max_length)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -11,26 +12,25 @@ from qkv.errors import InputError
 from qkv.generation.config import GenerationConfig
 
 NEG_INF = float("-inf")
-PADDING = -1  # in a history, before the prompt of a row that is shorter than others
+PADDING = -1  # in a history, after the tokens of a row
+_NO_TOKEN, _ANY_TOKEN = -2, -3
 
-# (scores [R, vocabulary], history [R, L], number of tokens generated so far) -> scores; the history of a row is its
-# prompt or start token, and the tokens generated so far
-LogitsProcessor = Callable[[Tensor, Tensor, int], Tensor]
+# (scores [R, V], history [R, N], num_tokens [R], num_generated [R]) -> scores [R, V]
+#
+# The history of a row is its prompt or start token and the tokens generated so far, num_tokens in all, then PADDING;
+# the last num_generated of them were generated. Rows may be at different steps. A processor has static shapes and
+# never reads a value on the host, so that it can be captured as part of a CUDA graph.
+LogitsProcessor = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def make_processors(
-    config: GenerationConfig,
-    *,
-    eos_ids: Tensor,
-    prompt_lengths: Tensor,
-    first_tokens: Sequence[int] = (),
+    config: GenerationConfig, *, eos_ids: Tensor, first_tokens: Sequence[int] = ()
 ) -> list[LogitsProcessor]:
     """Return the processors that a config asks for.
 
     Args:
         config: the settings.
         eos_ids: tokens that end an output.  # [E]
-        prompt_lengths: tokens of each row before the first new one: its prompt, or 1 for the start token.  # [R]
         first_tokens: tokens that every output begins with.
     """
     device, processors = eos_ids.device, []
@@ -38,14 +38,12 @@ def make_processors(
         processors.append(_repetition_penalty(config.repetition_penalty))
     if config.no_repeat_ngram_size:
         processors.append(_block_repeated_ngrams(config.no_repeat_ngram_size))
-    if config.bad_words_ids:
-        eos_set = set(eos_ids.tolist())
-        words = [word for word in config.bad_words_ids if not (len(word) == 1 and word[0] in eos_set)]
-        processors.append(_block_words([torch.tensor(word, device=device) for word in words]))
+    eos_set = set(eos_ids.tolist()) if config.bad_words_ids else set()
+    words = [word for word in config.bad_words_ids if not (len(word) == 1 and word[0] in eos_set)]
+    if words:
+        processors.append(_block_words(words, device))
     if config.min_length or config.min_new_tokens:
-        min_new_tokens = (config.min_length - prompt_lengths).clamp(min=config.min_new_tokens)  # [R]
-        if bool((min_new_tokens > 0).any()):
-            processors.append(_minimum_length(min_new_tokens, eos_ids))
+        processors.append(_minimum_length(config.min_length, config.min_new_tokens, eos_ids))
     if first_tokens:
         processors.append(_force_first(torch.tensor(first_tokens, device=device)))
     if config.suppress_tokens:
@@ -69,18 +67,26 @@ def check_token_ids(config: GenerationConfig, vocab_size: int) -> None:
             raise InputError(f"{name}: token {str(wrong)[:20]} is not in the vocabulary of {vocab_size:,} tokens")
 
 
-def _token_mask(tokens: Tensor, selected: Tensor, vocab_size: int) -> Tensor:
-    """Return which tokens of the vocabulary occur among the selected tokens of each row.  # [R, L] -> [R, V]"""
-    mask = torch.zeros(len(tokens), vocab_size + 1, dtype=torch.bool, device=tokens.device)
-    return mask.scatter_(1, tokens.masked_fill(~selected, vocab_size), True)[:, :vocab_size]
+def _last_tokens(history: Tensor, num_tokens: Tensor, count: int) -> Tensor:
+    """Return the last tokens of each row, with _NO_TOKEN before the first.  # [R, count]"""
+    columns = num_tokens[:, None] + torch.arange(-count, 0, device=history.device)  # [R, count]
+    return history.gather(1, columns.clamp(min=0)).masked_fill(columns < 0, _NO_TOKEN)
+
+
+def _forbid(scores: Tensor, tokens: Tensor, where: Tensor) -> Tensor:
+    """Forbid some of the tokens [R, K] in each row: those `where` [R, K] marks."""
+    values = torch.full_like(scores[:, :1], math.inf).expand(where.shape).masked_fill(where, NEG_INF)
+    return scores.scatter_reduce(1, tokens.clamp(min=0), values, "amin")
 
 
 def _repetition_penalty(penalty: float) -> LogitsProcessor:
     """Keskar et al. 2019: make tokens that occurred less probable."""
 
-    def process(scores: Tensor, history: Tensor, step: int) -> Tensor:  # noqa: ARG001
-        occurred = _token_mask(history, history != PADDING, scores.shape[1])
-        return torch.where(occurred, torch.where(scores < 0, scores * penalty, scores / penalty), scores)
+    def process(scores: Tensor, history: Tensor, num_tokens: Tensor, num_generated: Tensor) -> Tensor:  # noqa: ARG001
+        # padding repeats the first token: equal tokens get equal scores, so their order does not matter
+        tokens = torch.where(history == PADDING, history[:, :1], history).clamp(min=0)  # [R, N]
+        occurred = scores.gather(1, tokens)
+        return scores.scatter(1, tokens, torch.where(occurred < 0, occurred * penalty, occurred / penalty))
 
     return process
 
@@ -88,62 +94,63 @@ def _repetition_penalty(penalty: float) -> LogitsProcessor:
 def _block_repeated_ngrams(size: int) -> LogitsProcessor:
     """Paulus et al. 2018: forbid the tokens that would complete an n-gram of the history."""
 
-    def process(scores: Tensor, history: Tensor, step: int) -> Tensor:  # noqa: ARG001
-        length = history.shape[1]
-        if length < size:
+    def process(scores: Tensor, history: Tensor, num_tokens: Tensor, num_generated: Tensor) -> Tensor:  # noqa: ARG001
+        num_ngrams = history.shape[1] - size + 1
+        if num_ngrams < 1:
             return scores
-        ngrams = history.unfold(1, size, 1)  # [R, W, size]
-        last_tokens = history[:, length - size + 1 :]  # [R, size - 1]
-        matches = (ngrams[..., :-1] == last_tokens[:, None]).all(-1) & (ngrams != PADDING).all(-1)  # [R, W]
-        return scores.masked_fill(_token_mask(ngrams[..., -1], matches, scores.shape[1]), NEG_INF)
+        last_tokens = _last_tokens(history, num_tokens, size - 1)  # [R, size - 1]
+        completions = history[:, size - 1 :]  # [R, W] the last token of each n-gram
+        matches = completions != PADDING
+        for i in range(size - 1):
+            matches = matches & (history[:, i : i + num_ngrams] == last_tokens[:, i : i + 1])
+        return _forbid(scores, completions, matches)
 
     return process
 
 
-def _block_words(words: Sequence[Tensor]) -> LogitsProcessor:
+def _block_words(words: Sequence[Sequence[int]], device: torch.device) -> LogitsProcessor:
     """Forbid the last token of each word after its other tokens."""
+    num_before = max(map(len, words)) - 1
+    rows = [[*[_ANY_TOKEN] * (num_before + 1 - len(word)), *word] for word in words]
+    *before, last = torch.tensor(rows, device=device).unbind(1)  # [W] each
 
-    def process(scores: Tensor, history: Tensor, step: int) -> Tensor:  # noqa: ARG001
-        scores = scores.clone()
-        for word in words:
-            num_preceding = len(word) - 1
-            if num_preceding > history.shape[1]:
-                continue
-            matches = (history[:, history.shape[1] - num_preceding :] == word[:-1]).all(-1)  # [R]
-            last_token = int(word[-1])
-            scores[:, last_token] = scores[:, last_token].masked_fill(matches, NEG_INF)
-        return scores
-
-    return process
-
-
-def _minimum_length(min_new_tokens: Tensor, eos_ids: Tensor) -> LogitsProcessor:
-    longest = int(min_new_tokens.max())
-
-    def process(scores: Tensor, history: Tensor, step: int) -> Tensor:  # noqa: ARG001
-        if step >= longest:
-            return scores
-        too_short = (step < min_new_tokens)[:, None]  # [R, 1]
-        return scores.index_copy(1, eos_ids, scores[:, eos_ids].masked_fill(too_short, NEG_INF))
+    def process(scores: Tensor, history: Tensor, num_tokens: Tensor, num_generated: Tensor) -> Tensor:  # noqa: ARG001
+        last_tokens = _last_tokens(history, num_tokens, num_before)  # [R, num_before]
+        matches = torch.ones(len(scores), len(last), dtype=torch.bool, device=scores.device)  # [R, W]
+        for i, tokens in enumerate(before):
+            matches = matches & ((tokens == last_tokens[:, i : i + 1]) | (tokens == _ANY_TOKEN))
+        return _forbid(scores, last.expand(matches.shape), matches)
 
     return process
 
 
-def allow_only(scores: Tensor, token: Tensor) -> Tensor:
-    """Return scores that allow only one token [1]."""
-    return torch.full_like(scores, NEG_INF).index_fill(1, token, 0.0)
+def _minimum_length(min_length: int, min_new_tokens: int, eos_ids: Tensor) -> LogitsProcessor:
+    def process(scores: Tensor, history: Tensor, num_tokens: Tensor, num_generated: Tensor) -> Tensor:  # noqa: ARG001
+        too_short = ((num_tokens < min_length) | (num_generated < min_new_tokens))[:, None]  # [R, 1]
+        return scores.index_copy(1, eos_ids, scores.index_select(1, eos_ids).masked_fill(too_short, NEG_INF))
+
+    return process
+
+
+def allow_only(scores: Tensor, tokens: Tensor, where: Tensor) -> Tensor:
+    """Allow only one token [R] or [1] in the rows that `where` [R] marks."""
+    is_allowed = torch.arange(scores.shape[1], device=scores.device) == tokens[:, None]
+    forced = torch.zeros_like(scores).masked_fill(~is_allowed, NEG_INF)
+    return torch.where(where[:, None], forced, scores)
 
 
 def _force_first(tokens: Tensor) -> LogitsProcessor:
-    def process(scores: Tensor, history: Tensor, step: int) -> Tensor:  # noqa: ARG001
-        return allow_only(scores, tokens[step : step + 1]) if step < len(tokens) else scores
+    def process(scores: Tensor, history: Tensor, num_tokens: Tensor, num_generated: Tensor) -> Tensor:  # noqa: ARG001
+        next_tokens = tokens[num_generated.clamp(max=len(tokens) - 1)]  # [R]
+        return allow_only(scores, next_tokens, num_generated < len(tokens))
 
     return process
 
 
 def _suppress(tokens: Tensor, at_step: int | None = None) -> LogitsProcessor:
-    def process(scores: Tensor, history: Tensor, step: int) -> Tensor:  # noqa: ARG001
-        return scores.index_fill(1, tokens, NEG_INF) if at_step in (None, step) else scores
+    def process(scores: Tensor, history: Tensor, num_tokens: Tensor, num_generated: Tensor) -> Tensor:  # noqa: ARG001
+        suppressed = scores.index_fill(1, tokens, NEG_INF)
+        return suppressed if at_step is None else torch.where((num_generated == at_step)[:, None], suppressed, scores)
 
     return process
 

@@ -159,7 +159,7 @@ def encode_continuations(
     encoded_prompts = []
     for index, location in enumerate(locations):
         prompt_ids, *full_ids = ids[index * (len(label_texts) + 1) : (index + 1) * (len(label_texts) + 1)]
-        prefix_length = min(_common_prefix_length(prompt_ids, candidate_ids) for candidate_ids in full_ids)
+        prefix_length = min(common_prefix_length(prompt_ids, candidate_ids) for candidate_ids in full_ids)
         continuation_ids, num_tokens = (
             [candidate_ids[prefix_length:] for candidate_ids in full_ids],
             max(map(len, full_ids)),
@@ -227,7 +227,7 @@ def _continuation_log_probs(
     return total.view(len(batch_continuations), -1)
 
 
-def _common_prefix_length(ids: Sequence[int], other_ids: Sequence[int]) -> int:
+def common_prefix_length(ids: Sequence[int], other_ids: Sequence[int]) -> int:
     """Return the length of the common prefix of two sequences."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ids, other_ids, strict=False)))
 

@@ -1,12 +1,15 @@
-"""A batch of sources to generate for: limits, rules for the next token, and ends, which all searches share."""
+"""What all searches share: the rules for the next token, and the outputs of many sources, which come and go."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from qkv.errors import InputError
@@ -19,53 +22,19 @@ from qkv.generation.logits_processors import (
     check_token_ids,
     make_processors,
 )
-from qkv.nn import Ragged
-from qkv.nn.decode_ops import best_token
-from qkv.nn.shell import DecoderState, Model
-
-# whether the text of each sequence of generated tokens contains a stop string
-StopCheck = Callable[[list[list[int]]], list[bool]]
-
-
-@dataclass(frozen=True)
-class Hypothesis:
-    """One generated output."""
-
-    tokens: list[int]  # without EOS
-    score: float  # sum of log-probabilities, EOS included
-    finished: bool = True  # False: the maximum length came before EOS
-    token_log_probs: tuple[float, ...] = ()  # of the tokens, and of EOS if it was generated
-
-
-class Loop(Protocol):
-    """The outputs of a search, which grow by one token per step."""
-
-    tokens: Tensor  # the last token of each row [R]
-
-    def load(self, search: Search, sample_ids: Sequence[int] | None = None) -> None:
-        """Start anew for a search."""
-
-    def advance(self, logits: Tensor, state: DecoderState) -> None:
-        """Add one token to each row."""
-
-    def is_done(self) -> bool:
-        """Return whether all outputs are complete."""
-        ...
-
-    def results(self) -> list[list[Hypothesis]]:
-        """Return the outputs of each source, best first."""
-        ...
+from qkv.generation.request import Hypothesis, Request, StopCheck
+from qkv.nn.decode_ops import RowTensors, append_best_token, best_token, top_tokens
+from qkv.nn.kv_cache import source_rows
+from qkv.nn.shell import Model
 
 
 class Search:
-    """A batch of sources with `rows_per_source` adjacent rows each."""
+    """The rules of a search, which are the same for all sources of a batch."""
 
     def __init__(
         self,
         model: Model,
-        source: Ragged,
         config: GenerationConfig,
-        rows_per_source: int,
         prefix_ids: Sequence[int] = (),
         stop_check: StopCheck | None = None,
     ) -> None:
@@ -73,124 +42,204 @@ class Search:
 
         Args:
             model: a model in eval mode that generates.
-            source: token ids of the sources, or of the prompts that a decoder continues.
             config: how to search.
-            rows_per_source: beams or samples per source.
             prefix_ids: tokens that every output begins with.
-            stop_check: finds stop strings in the text of generated tokens.
+            stop_check: finds stop strings in the text of the candidates of a beam search.
         """
-        self.model, self.source, self.config, self.rows_per_source = model, source, config, rows_per_source
-        self.device = source.values.device
-        self.max_lengths = max_new_tokens(model, source.layout.lengths_list, config)
+        if config.coverage_penalty and model.continues_input:
+            raise InputError(
+                f"coverage_penalty: this {model.spec.family} continues its input and attends to no source; leave it out"
+            )
+        self.model, self.config, self.device = model, config, model.device
+        self.rows_per_source = config.n_best if config.do_sample else config.num_beams
         self.eos_tokens = dict.fromkeys([model.spec.eos_id, *config.stop_token_ids])  # tokens that end an output
         self.eos_ids = torch.tensor(list(self.eos_tokens), device=self.device)  # [E] the same on the device
         last_token = config.forced_eos_token_id
         self.forced_last = None if last_token is None else torch.tensor([last_token], device=self.device)
         self.suppressed = torch.tensor(model.spec.suppress_tokens, dtype=torch.long, device=self.device)
         self.stop_check = stop_check
-        self.num_generated = 0  # tokens of each row so far; `run` counts them
-        limits = torch.tensor(self.max_lengths, device=self.device)
-        self.row_limits = limits.repeat_interleave(rows_per_source)  # [R]
+        self.watches_attention = config.return_alignments or config.coverage_penalty > 0
         self.processors = self._make_processors(prefix_ids)
-        self.prompts = self._prompts() if self.processors else None  # [R, P]
 
-    @property
-    def num_rows(self) -> int:
-        """Number of rows of all sources."""
-        return len(self.source) * self.rows_per_source
+    def prompt_length(self, request: Request) -> int:
+        """Return how many tokens precede the first new one in a history; 0: no rule reads it."""
+        if not self.processors:
+            return 0
+        return request.length if self.model.continues_input else 1
 
-    @property
-    def max_length(self) -> int:
-        """Maximum number of new tokens of any row."""
-        return max(self.max_lengths)
+    def width(self, request: Request) -> int:
+        """Return how many entries a row of a request has: its tokens, or those of its source if its coverage counts."""
+        num_tokens = self.prompt_length(request) + request.max_new_tokens + 1
+        return max(num_tokens, request.length) if self.config.coverage_penalty else num_tokens
 
-    def prefill(self) -> tuple[Tensor, DecoderState]:
-        """Read the sources and return the logits of the first token of each row.  # [R, vocabulary]"""
-        logits, state = self.model.prefill(self.source, self.rows_per_source, self.max_length)
+    def check_vocabulary(self, logits: Tensor) -> None:
+        """Refuse token ids that are not in the vocabulary."""
         check_token_ids(self.config, logits.shape[-1])
-        return logits, state
 
     def log_probs(self, logits: Tensor) -> Tensor:
         """Return the model's log-probabilities of the next token.  # [R, vocabulary]"""
         return next_token_log_probs(logits, self.suppressed)
 
+    def append_best_token(self, logits: Tensor, rows: RowTensors) -> bool:
+        """Append the model's most probable token to each row by one kernel, on a GPU; return whether it did."""
+        return append_best_token(_mask_tokens(logits, self.suppressed), rows, self.eos_ids)
+
     def best_token(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Return the model's most probable token of each row and its log-probability.  # [R], [R]"""
         return best_token(_mask_tokens(logits, self.suppressed))
 
-    def process_logits(self, logits: Tensor, generated: Tensor) -> Tensor:
-        """Apply the logits processors to logits, as greedy search and sampling do."""
-        return self.process(_mask_tokens(logits, self.suppressed).float(), generated)
+    def top_tokens(self, logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Return the model's k most probable tokens of each row: log-probabilities and tokens.  # [R, k], [R, k]"""
+        return top_tokens(_mask_tokens(logits, self.suppressed), k)
 
-    def process(self, scores: Tensor, generated: Tensor) -> Tensor:
-        """Apply the logits processors to scores [R, vocabulary]; `generated` [R, N] has the tokens so far."""
-        if self.prompts is not None:
-            history = torch.cat([self.prompts, generated[:, : self.num_generated]], 1)  # [R, P + n]
-            for processor in self.processors:
-                scores = processor(scores, history, self.num_generated)
+    def process_logits(self, logits: Tensor, history: Tensor, num_tokens: Tensor, num_generated: Tensor) -> Tensor:
+        """Apply the logits processors to logits, as greedy search and sampling do."""
+        return self.process(_mask_tokens(logits, self.suppressed).float(), history, num_tokens, num_generated)
+
+    def process(self, scores: Tensor, history: Tensor, num_tokens: Tensor, num_generated: Tensor) -> Tensor:
+        """Apply the logits processors to scores [R, vocabulary]; see `LogitsProcessor`."""
+        for processor in self.processors:
+            scores = processor(scores, history, num_tokens, num_generated)
         # without processors they are normalized already
         return torch.log_softmax(scores, -1) if self.config.renormalize_logits and self.processors else scores
 
     def force_last(self, scores: Tensor, is_last: Tensor) -> Tensor:
-        """Allow only the forced last token in rows that reach their maximum length, `is_last` [R, 1]."""
-        return (
-            scores if self.forced_last is None else torch.where(is_last, allow_only(scores, self.forced_last), scores)
-        )
+        """Allow only the forced last token in rows that reach their maximum length, `is_last` [R]."""
+        return scores if self.forced_last is None else allow_only(scores, self.forced_last, is_last)
 
     def is_eos(self, tokens: Tensor) -> Tensor:
         """Return which tokens end an output."""
         return (tokens[..., None] == self.eos_ids).any(-1)
 
-    def ends(self, tokens: Tensor, generated: Tensor) -> Tensor:
-        """Return which rows end with their new token [...]: EOS, or a stop string in their text.
-
-        `generated` [..., N] has the tokens so far, the new one included.
-        """
-        is_end = self.is_eos(tokens)
-        if self.stop_check is None:
-            return is_end
-        length = self.num_generated + 1
-        sequences = generated[..., :length].reshape(-1, length).tolist()
-        return is_end | torch.tensor(self.stop_check(sequences), device=tokens.device).view(tokens.shape)
-
     def strip_end(self, tokens: list[int]) -> list[int]:
         """Return tokens up to the first EOS."""
         return tokens[: next((i for i, token in enumerate(tokens) if token in self.eos_tokens), len(tokens))]
 
+    def prompts(self, requests: Sequence[Request], width: int) -> Tensor:
+        """Return the tokens before the first new one in each row, then padding.  # [R, width]"""
+        history = torch.full((len(requests), width), PADDING, device=self.device)
+        if self.processors and not self.model.continues_input:
+            history[:, 0] = self.model.spec.bos_id
+        elif self.processors:
+            for row, request in enumerate(requests):
+                assert isinstance(request.source, Tensor)  # a decoder-only model encodes no source
+                history[row, : request.length] = request.source
+        return history.repeat_interleave(self.rows_per_source, 0)
+
     def _make_processors(self, prefix_ids: Sequence[int]) -> list[LogitsProcessor]:
-        layout, continues_input = self.source.layout, self.model.continues_input
-        prompt_lengths = layout.lengths if continues_input else torch.ones_like(layout.lengths)
         forced_bos = self.config.forced_bos_token_id
-        return make_processors(
-            self.config,
-            eos_ids=self.eos_ids,
-            prompt_lengths=prompt_lengths.repeat_interleave(self.rows_per_source),
-            first_tokens=[*([] if forced_bos is None or continues_input else [forced_bos]), *prefix_ids],
-        )
-
-    def _prompts(self) -> Tensor:
-        """Return the tokens of each row before the first new one: its prompt, or the start token.  # [R, P]"""
-        layout = self.source.layout
-        if not self.model.continues_input:
-            return torch.full((self.num_rows, 1), self.model.spec.bos_id, device=self.device)
-        columns = torch.arange(layout.max_length, device=self.device)
-        is_real = columns >= layout.max_length - layout.lengths[:, None]  # [B, P]
-        prompts = torch.full(is_real.shape, PADDING, device=self.device)
-        prompts[is_real] = self.source.values
-        return prompts.repeat_interleave(self.rows_per_source, 0)
+        first_tokens = [*([] if forced_bos is None or self.model.continues_input else [forced_bos]), *prefix_ids]
+        known = [token for token in self.eos_tokens if token >= 0]  # GPT has no EOS: its id is -1
+        eos_ids = torch.tensor(known, dtype=torch.long, device=self.device)
+        return make_processors(self.config, eos_ids=eos_ids, first_tokens=first_tokens)
 
 
-def run(search: Search, loop: Loop) -> list[list[Hypothesis]]:
-    """Generate step by step, and return the outputs of each source."""
-    logits, state = search.prefill()
-    for step in range(search.max_length):
-        search.num_generated = step
-        if step:
-            logits, state = search.model.step(loop.tokens, state)
-        loop.advance(logits, state)
-        if loop.is_done():
-            break
-    return loop.results()
+@dataclass
+class RowTable:
+    """Tensors with the same first axis, whose rows enter, leave and are replaced together."""
+
+    FILL: ClassVar[dict[str, int]] = {}  # columns with one entry per token on their last axis: value of empty entries
+
+    def columns(self) -> list[Tensor]:
+        """Return all fields."""
+        return [getattr(self, field.name) for field in fields(self)]
+
+    def take(self, rows: Tensor) -> Self:
+        """Return a table of some rows."""
+        return type(self)(*(column.index_select(0, rows) for column in self.columns()))
+
+    def extend(self, other: Self) -> Self:
+        """Return a table of these rows and those of another one."""
+        return type(self)(*(torch.cat(pair) for pair in zip(self.columns(), other.columns(), strict=True)))
+
+    def put(self, rows: Tensor, other: Self) -> None:
+        """Replace rows in place."""
+        for column, new in zip(self.columns(), other.columns(), strict=True):
+            column.index_copy_(0, rows, new)
+
+    def widen(self, width: int) -> Self:
+        """Return a table with space for `width` tokens."""
+
+        def resize(name: str, column: Tensor) -> Tensor:
+            missing = width - column.shape[-1] if name in self.FILL else 0
+            return F.pad(column, (0, missing), value=self.FILL[name]) if missing > 0 else column
+
+        return type(self)(*(resize(field.name, getattr(self, field.name)) for field in fields(self)))
+
+
+class Loop(ABC):
+    """The outputs of sources, which grow by one token per step, each row at a step of its own.
+
+    `advance` updates tensors in place and reads nothing on the host, so that it can be captured as part of a CUDA
+    graph. Between two steps sources leave and enter.
+    """
+
+    TABLES: ClassVar[tuple[str, ...]] = ()  # attributes of type `RowTable`
+
+    def __init__(self, search: Search, num_sources: int, width: int) -> None:
+        """Make a loop of `num_sources` empty sources, with space for `width` tokens in each row."""
+        self.search, self.num_sources, self.width = search, num_sources, width
+
+    @classmethod
+    def start(cls, search: Search, requests: Sequence[Request], width: int = 0) -> Self:
+        """Make a loop of requests, with space for at least `width` tokens in each row."""
+        # one column more, into which finished rows write
+        needed = max(search.width(request) for request in requests)
+        loop = cls(search, len(requests), max(width, needed))
+        loop._load(requests)
+        return loop
+
+    @property
+    @abstractmethod
+    def tokens(self) -> Tensor:
+        """The last token of each row.  # [R]"""
+
+    @abstractmethod
+    def _load(self, requests: Sequence[Request]) -> None:
+        """Start anew with one request per source."""
+
+    @abstractmethod
+    def advance(self, logits: Tensor, attention: Tensor | None = None) -> Tensor | None:
+        """Add one token to each row; return the row that each row continues, or None if each continues itself.
+
+        Args:
+            logits: those of the next token.  # [R, vocabulary]
+            attention: weights of the source tokens in this step, if they are watched.  # [R, M]
+        """
+
+    @abstractmethod
+    def done(self) -> list[bool]:
+        """Return whether all outputs of each source are complete."""
+
+    @abstractmethod
+    def results(self, sources: Sequence[int]) -> list[list[Hypothesis]]:
+        """Return the outputs of some sources, best first."""
+
+    def take(self, sources: Tensor) -> Self:
+        """Return a loop of some sources."""
+        selected = copy(self)
+        selected.num_sources = len(sources)
+        for name in self.TABLES:
+            table = getattr(self, name)
+            setattr(selected, name, table.take(self._table_rows(table, sources)))
+        return selected
+
+    def extend(self, other: Loop) -> None:
+        """Append the sources of another loop."""
+        self.num_sources += other.num_sources
+        self.width = max(self.width, other.width)
+        for name in self.TABLES:
+            table, new_table = getattr(self, name).widen(self.width), getattr(other, name).widen(self.width)
+            setattr(self, name, table.extend(new_table))
+
+    def put(self, sources: Tensor, other: Loop) -> None:
+        """Replace sources in place by those of another loop."""
+        for name in self.TABLES:
+            table = getattr(self, name)
+            table.put(self._table_rows(table, sources), getattr(other, name).widen(self.width))
+
+    def _table_rows(self, table: RowTable, sources: Tensor) -> Tensor:
+        return source_rows(sources, len(table.columns()[0]) // max(1, self.num_sources))
 
 
 def next_token_log_probs(logits: Tensor, suppressed: Tensor) -> Tensor:
@@ -203,15 +252,15 @@ def _mask_tokens(logits: Tensor, suppressed: Tensor) -> Tensor:
     return logits.index_fill(-1, suppressed, NEG_INF) if len(suppressed) else logits
 
 
-def max_new_tokens(model: Any, source_lengths: Sequence[int], config: GenerationConfig) -> list[int]:
-    """Return the maximum number of new tokens for each source."""
+def max_new_tokens(model: Any, source_length: int, config: GenerationConfig) -> int:
+    """Return the maximum number of new tokens for a source."""
     if config.max_new_tokens is not None or config.max_length is None:
-        limits: list[int] = model.max_new_tokens(source_lengths, config.max_new_tokens)
-        return limits
-    num_before = source_lengths if model.continues_input else [1] * len(source_lengths)
-    if max(num_before) >= config.max_length:
+        limits: list[int] = model.max_new_tokens([source_length], config.max_new_tokens)
+        return limits[0]
+    num_before = source_length if model.continues_input else 1
+    if num_before >= config.max_length:
         raise InputError(
-            f"max_length={config.max_length} leaves no room after {max(num_before)} tokens; set max_new_tokens instead"
+            f"max_length={config.max_length} leaves no room after {num_before} tokens; set max_new_tokens instead"
         )
-    available = model.max_new_tokens(source_lengths, config.max_length)
-    return [min(room, config.max_length - n) for room, n in zip(available, num_before, strict=True)]
+    available: list[int] = model.max_new_tokens([source_length], config.max_length)
+    return min(available[0], config.max_length - num_before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,7 @@ from qkv.tokenization.tokenizer import Tokenizer
 
 ERROR_RATES = ("token_error_rate", "sequence_error_rate")
 REFERENCE_LOSS = "loss"  # the score of `reference_loss` in validation
+PERPLEXITY = "perplexity"  # per token of the references, with teacher forcing
 _MAX_LOG_PROBS = 2**26  # log-probabilities in memory at once
 
 
@@ -82,7 +84,7 @@ def evaluate(
         generation_config: how outputs are generated; by default greedily.
         metrics: token_error_rate and sequence_error_rate, which compare tokens of the model's tokenizer; and names of
             metrics of texts in `qkv.metrics.registry`, registered ones included, which compare detokenized text. bleu
-            also gives the BLEU of lowercased text.
+            also gives the BLEU of lowercased text. perplexity is that of the references, given their sources.
         resamples: number of bootstrap resamples for the confidence intervals; 0: no intervals.
     """
     grouped = [example for example in data if isinstance(example, SourceWithReferences)]
@@ -97,6 +99,8 @@ def evaluate(
         if name in ERROR_RATES:
             rates = rates or _token_error_rates(_target_tokenizer(bundle), texts, references)
             results.append(MetricResult(name, float(rates[name])))
+        elif name == PERPLEXITY:
+            results.append(MetricResult(name, math.exp(min(reference_loss(bundle, examples), 709.0)), decimals=3))
         else:
             results += compute_text_metrics(name, texts, references, resamples)
     return EvaluationResult(tuple(results), texts)

@@ -58,7 +58,8 @@ class FillMask(HeadTask[TextExample]):
         max_length: int,
     ) -> list[Features]:
         if tokenizer.mask_id is None:
-            raise InputError("this model's tokenizer has no mask token, so there is nothing to fill")
+            reason = "this model's tokenizer has no mask token, so there is nothing to fill"
+            raise InputError(f"{reason}; qkv embed gives its vectors")
         mask_token, features = tokenizer.ids_to_display([tokenizer.mask_id])[0], []
         encodings = tokenizer.encode_plus_batch([example.text for example in examples], parse_special_tokens=True)
         for index, (encoding, example) in enumerate(zip(encodings, examples, strict=True)):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from qkv import spec
 from qkv.checkpoints import ModelBundle
-from qkv.checkpoints.inputs import has_token_types, max_input_length
+from qkv.checkpoints.inputs import max_input_length
 from qkv.checkpoints.state import AnyModel
 from qkv.data.batching import evaluation_batches
 from qkv.data.image_processor import ImageProcessor
@@ -34,7 +34,7 @@ def _batch_logits(
     task: HeadTask[Any], model: AnyModel, features: Sequence[Features], is_token_level: bool
 ) -> list[Tensor]:
     """Return the logits of each feature in one batch, on the host."""
-    logits = head_logits(model, to_device(task.collate(features, has_token_types(model.spec)), model.device))
+    logits = head_logits(model, to_device(task.collate(features, model.spec.has_token_types), model.device))
     return list(torch.split(logits.float().cpu(), [feature.num_logits(is_token_level) for feature in features]))
 
 

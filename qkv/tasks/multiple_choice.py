@@ -18,6 +18,7 @@ from qkv.data.examples import MultipleChoiceExample
 from qkv.errors import InputError
 from qkv.metrics.classification import Accuracy
 from qkv.metrics.metric import Metric
+from qkv.nn import BatchLayout
 from qkv.objectives import classification
 from qkv.objectives.classification import Inputs
 from qkv.objectives.loss import LossSum
@@ -88,7 +89,8 @@ class MultipleChoice(Task[MultipleChoiceExample]):
     def collate(self, features: Sequence[Features], use_token_types: bool) -> Inputs:
         source, token_type_ids, _ = pack_features(features, use_token_types)
         label_ids = torch.tensor([int(x) for feature in features for x in feature.labels])
-        return Inputs(source, token_type_ids, None, label_ids, tuple(len(feature.input_ids) for feature in features))
+        choices = BatchLayout([len(feature.input_ids) for feature in features])
+        return Inputs(source, token_type_ids, None, label_ids, choices)
 
     def loss(self, logits: Tensor, batch: Inputs) -> LossSum:
         return classification.multiple_choice_ce(logits, batch)

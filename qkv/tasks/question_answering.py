@@ -1,9 +1,9 @@
 """Extractive question answering: the span of a context that answers a question, or no answer.
 
-Question and context are encoded as a pair, and each token is scored as the start and the end of the answer. The first
-token, BERT's [CLS], represents "no answer" (Devlin et al. 2019, 4.2 and 4.3). A context over the model's maximum length
-is read in overlapping windows. If an example lists candidates, as ReCoRD lists entities (Zhang et al. 2018), only their
-spans are scored. An answer consists of characters of the original context.
+Question and context are encoded as a pair, and each token is scored as the start and the end of the answer. The [CLS]
+token, or the first one without it, represents "no answer" (Devlin et al. 2019, 4.2 and 4.3). A context over the model's
+maximum length is read in overlapping windows. If an example lists candidates, as ReCoRD lists entities (Zhang et al.
+2018), only their spans are scored. An answer consists of characters of the original context.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from qkv.tasks.predictions import Alternative, TaskPrediction
 from qkv.tokenization.backend import Encoding
 from qkv.tokenization.tokenizer import Tokenizer
 
-NO_ANSWER = (0.0, 0.0)  # start and end of a window without the answer: its first token
 _CHUNK_SIZE = 256  # questions encoded at a time
 
 
@@ -71,6 +70,7 @@ class WindowOffsets(NamedTuple):
     token_ends: Sequence[int]
     char_start: int  # characters that the window covers, including white space at the ends of the context
     char_end: int
+    null_token: int = 0  # position of the token that represents "no answer"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,11 +134,11 @@ class QuestionAnswering(Task[QAExample]):
             chunk = examples[start : start + _CHUNK_SIZE]
             encodings = tokenizer.encode_plus_batch([(example.question, example.context) for example in chunk])
             for example_index, (encoding, example) in enumerate(zip(encodings, chunk, strict=True), start):
-                features += self._featurize_windows(example_index, example, encoding, max_length)
+                features += self._featurize_windows(example_index, example, encoding, max_length, tokenizer.cls_id)
         return features
 
     def _featurize_windows(
-        self, example_index: int, example: QAExample, encoding: Encoding, max_length: int
+        self, example_index: int, example: QAExample, encoding: Encoding, max_length: int, cls_id: int | None
     ) -> Iterator[Features]:
         _check_example(example, encoding)
         full_length = len(encoding.ids)
@@ -159,6 +159,7 @@ class QuestionAnswering(Task[QAExample]):
                 array("i", [token_end for _, token_end in offsets]),
                 offsets[0][0] if start else 0,
                 offsets[-1][1] if end < context_length else len(example.context),
+                window.ids.index(cls_id) if cls_id in window.ids else 0,
             )
             label_ids = () if not _is_labeled(example) else _label_span(window_offsets, example.answers)
             yield Features.from_encodings(
@@ -176,28 +177,33 @@ class QuestionAnswering(Task[QAExample]):
     def postprocess(self, outputs: FeatureOutputs, example: QAExample, labels: Sequence[str]) -> QAPrediction:  # noqa: ARG002
         scores: dict[tuple[int, int], float] = {}
         for feature, logits in outputs:
-            for span, score in self._score_spans(feature.metadata, logits, example):
+            for span, score in self._score_spans(feature, logits, example):
                 scores[span] = max(score, scores.get(span, score))
         n_best = heapq.nlargest(self.n_best_size, scores.items(), key=lambda item: item[1])
-        null_score = min(float(logits[0].sum()) for _, logits in outputs)  # every window must agree on "no answer"
         spans = tuple(AnswerSpan(example.context[start:end], start, end, score) for (start, end), score in n_best)
-        null_score_diff = null_score - spans[0].score if spans else float("inf")
+        # every window must agree on "no answer"
+        null_score = min(_null_score(feature, logits) for feature, logits in outputs)
+        best_score = 0.0 if _is_conditional(outputs[0][1]) else spans[0].score if spans else 0.0
+        null_score_diff = null_score - best_score if spans else float("inf")
         return QAPrediction(spans, null_score_diff, self.null_score_diff_threshold)
 
     def _score_spans(
-        self, window_offsets: WindowOffsets, logits: Tensor, example: QAExample
+        self, feature: Features, logits: Tensor, example: QAExample
     ) -> Iterator[tuple[tuple[int, int], float]]:
         """Yield spans of the context with their scores: the candidates, or the best spans."""
+        window_offsets: WindowOffsets = feature.metadata
         num_tokens = len(window_offsets.token_starts)
-        context_logits = logits[window_offsets.first_token : window_offsets.first_token + num_tokens]  # [n, 2]
+        context = slice(window_offsets.first_token, window_offsets.first_token + num_tokens)
+        if _is_conditional(logits):
+            span_scores = _conditional_scores(feature, logits)[context, context]  # [n, n]
+        else:
+            span_scores = logits[context, None, 0] + logits[None, context, 1]
         if example.candidates:
             for candidate in example.candidates:
                 span = _token_span(window_offsets, candidate.start, candidate.start + len(candidate.text))
                 if span is not None:
-                    score = float(context_logits[span[0], 0] + context_logits[span[1], 1])
-                    yield (candidate.start, candidate.start + len(candidate.text)), score
+                    yield (candidate.start, candidate.start + len(candidate.text)), float(span_scores[span])
             return
-        span_scores = context_logits[:, None, 0] + context_logits[None, :, 1]  # [n, n]
         allowed = torch.ones_like(span_scores, dtype=torch.bool).triu().tril(self.max_answer_length - 1)
         scores, flat_indices = (
             span_scores.masked_fill(~allowed, float("-inf"))
@@ -300,6 +306,29 @@ def _describe(prediction: QAPrediction, n_best: int) -> TaskPrediction:
     )
 
 
+def _is_conditional(logits: Tensor) -> bool:
+    """Return whether the logits are those of a `ConditionalSpanHead`: start, "no answer", end per start."""
+    return logits.shape[1] > 2
+
+
+def _null_score(feature: Features, logits: Tensor) -> float:
+    """Return the score of "no answer": a log-odds ratio of its own, or the sum of the logits of one token."""
+    return float(logits[0, 1] if _is_conditional(logits) else logits[feature.metadata.null_token].sum())
+
+
+def _conditional_scores(feature: Features, logits: Tensor) -> Tensor:
+    """Return the log-probability of each start and end; starts that are not among the best have none.  # [N, N]"""
+    is_candidate = torch.tensor(list(feature.token_type_ids[0])) != 0
+    is_candidate |= ~is_candidate.any()
+    start_scores = torch.log_softmax(logits[:, 0].masked_fill(~is_candidate, float("-inf")), 0)
+    end_scores = torch.log_softmax(logits[:, 2:].masked_fill(~is_candidate[:, None], float("-inf")), 0)  # [N, starts]
+    num_starts = min(end_scores.shape[1], int(is_candidate.sum()))
+    starts = torch.sort(start_scores, descending=True, stable=True).indices[:num_starts]
+    scores = torch.full((len(logits), len(logits)), float("-inf"))
+    scores[starts] = start_scores[starts, None] + end_scores.T[:num_starts]
+    return scores
+
+
 def _check_example(example: QAExample, encoding: Encoding) -> None:
     for answer in (*example.answers, *example.candidates):
         check_span(answer.start, answer.start + len(answer.text), example.context, example.location, "answer")
@@ -323,12 +352,12 @@ def _truncate_question(encoding: Encoding, max_length: int) -> Encoding:
 
 
 def _label_span(window_offsets: WindowOffsets, answers: Sequence[Answer]) -> tuple[float, float]:
-    """Return the first and last token of an answer that is entirely in the window."""
+    """Return the first and last token of an answer that is entirely in the window, or those of "no answer"."""
     for answer in answers:
         token_span = _token_span(window_offsets, answer.start, answer.start + len(answer.text))
         if token_span is not None:
             return float(window_offsets.first_token + token_span[0]), float(window_offsets.first_token + token_span[1])
-    return NO_ANSWER
+    return float(window_offsets.null_token), float(window_offsets.null_token)
 
 
 def _token_span(window_offsets: WindowOffsets, start: int, end: int) -> tuple[int, int] | None:

@@ -126,6 +126,10 @@ def _calls(folder: Path) -> Iterator[tuple[str, Call]]:
     yield "save", Call(qkv.save, {"bundle": classifier, "folder": folder / "saved", "format": "qkv"})
     yield "predict", Call(qkv.predict, {"model": classifier, "inputs": ["a cat"], "config": None})
     yield "predict_text", Call(qkv.predict, {"model": writer, "inputs": ["abc"]} | generate)
+    yield "stream", Call(qkv.stream, {"model": writer, "text": "abc"} | generate, list)
+    yield "Predictor.encode", Call(qkv.Predictor(writer).encode, {"texts": ["abc"]})
+    encoded = qkv.Predictor(writer).encode(["abc"])
+    yield "Predictor.decode", Call(qkv.Predictor(writer).decode, {"encoded": encoded} | generate)
     yield "Predictor", Call(qkv.Predictor, {"bundle": writer, "task": None, "prefix": "a"} | generate)
     yield "Predictor.load", Call(qkv.Predictor.load, {"path": folder / "bert", "device": "cpu", "config": None})
     yield (
@@ -186,7 +190,8 @@ def _calls(folder: Path) -> Iterator[tuple[str, Call]]:
 
 
 NAMES = [
-    *("load", "save", "predict", "predict_text", "Predictor", "Predictor.load", "Predictor.__call__"),
+    *("load", "save", "predict", "predict_text", "stream", "Predictor.encode", "Predictor.decode"),
+    *("Predictor", "Predictor.load", "Predictor.__call__"),
     *("ModelBundle.__call__", "ModelBundle.tokenize", "ModelBundle.embed", "embed", "attention", "attention_pairs"),
     *("alignments", "plot_alignments", "plot_alignment", "capture_attention", "cost", "build", "Ragged.pack"),
     *("Ragged.from_lengths", "Ragged.from_padded", "model", "families.get_family", "read_recipe"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -47,6 +48,11 @@ def test_another_file_is_scored_as_the_recipe_has_it(home):
     assert found["examples"] == 60
     assert found["loss"] > 0
     assert found["intervals"]["bleu"][0] <= found["bleu"] <= found["intervals"]["bleu"][1]
+
+
+def test_perplexity_is_that_of_the_references(home):
+    found = json.loads(qkv("eval", home / "run", "-m", "perplexity", "--json", "--free-running").stdout)
+    assert found["perplexity"] == pytest.approx(math.exp(found["loss"]))
 
 
 def test_each_set_of_several_has_its_own_figures(tmp_path):

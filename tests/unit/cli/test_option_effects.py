@@ -44,6 +44,10 @@ VALUES: dict[str, tuple[str, ...]] = {
     "--subword-pooling": ("mean",),
     "--pre-split": (),
     "--n-best": ("2",),
+    "--alignments": (),
+    "--stream": (),
+    "--dtype": ("int8",),
+    "--with": ("generation",),  # a model in the home folder
     "--format": ("csv",),
     "--text": ("review",),
     "--text-pair": ("review",),
@@ -51,8 +55,9 @@ VALUES: dict[str, tuple[str, ...]] = {
     "--encoding": ("latin-1",),
     "--reader-option": ("text=review",),
 }
-GENERAL = {"--file", "--skip-bad", "--output", "--scores", "--json", "--device"}  # of every kind of model
+GENERAL = {"--file", "--skip-bad", "--output", "--scores", "--json", "--device", "--verbose"}  # of every kind of model
 SEARCH = {"--num-beams", "--sample", "--max-new-tokens", "--generation", "--on-too-long", "--n-best"}
+SEARCH |= {"--alignments", "--dtype", "--stream", "--with"}
 WITH_EFFECT = {
     "text_classification": {"--on-too-long", "--n-best"},
     "multi_label": {"--threshold", "--on-too-long", "--n-best"},
@@ -100,7 +105,7 @@ def input_of(kind: str) -> str:
 
 def options_of(command: Any) -> set[str]:
     """The options of a command's function, by its parameters."""
-    renamed = {"as_json": "--json"}
+    renamed = {"as_json": "--json", "with_": "--with"}
     names = [name for name in inspect.signature(command).parameters if name not in ("model", "texts")]
     return {renamed.get(name, f"--{name.replace('_', '-')}") for name in names}
 
@@ -112,7 +117,7 @@ def test_this_law_knows_every_option_of_predict() -> None:
 @pytest.mark.parametrize("kind", WITH_EFFECT)
 def test_an_option_of_predict_has_an_effect_or_is_refused(home: Path, kind: str) -> None:
     for option, value in VALUES.items():
-        done = qkv("predict", home / kind, input_of(kind), option, *value, "--device", "cpu")
+        done = qkv("predict", kind, input_of(kind), option, *value, "--device", "cpu", cwd=home)
         if option in WITH_EFFECT[kind]:
             assert done.returncode == 0, (option, done.stderr)
         else:
@@ -127,6 +132,17 @@ def test_options_of_sampling_and_search_are_refused_without_them(home: Path) -> 
     must_refuse(qkv(*words, "--sample", "--num-beams", 2), "--num-beams", "--sample")
     must_refuse(qkv(*words, "--length-penalty", 0.5), "--length-penalty", "--num-beams")
     assert qkv(*words, "--length-penalty", 0.5, "--num-beams", 2).returncode == 0
+
+
+def test_a_field_of_the_config_has_an_effect_or_is_refused_like_its_option(home: Path) -> None:
+    words = ("predict", home / "generation", "bad")
+    assert len(qkv(*words, "--generation", "n_best=2").stdout.splitlines()) == 2
+    diverse = ("--generation", "num_beam_groups=2", "--generation", "diversity_penalty=0.5")
+    assert len(qkv(*words, "--num-beams", 4, *diverse, "--n-best", 4).stdout.splitlines()) == 4
+    must_refuse(qkv(*words, "--generation", "seed=5"), "--seed", "--sample")
+    must_refuse(qkv(*words, "--generation", "unfinished_beams=last"), "unfinished_beams", "--num-beams")
+    must_refuse(qkv(*words, "--generation", "ensemble=probabilities"), "ensemble", "several models")
+    must_refuse(qkv(*words, "--num-beams", 2, "--generation", "num_beams=3"), "--num-beams", "another value")
 
 
 @pytest.mark.parametrize("option", [("--num-beams", 10**6), ("--n-best", 10**6), ("--n-best", 0), ("--seed", -1)])
@@ -158,14 +174,16 @@ EVAL_VALUES: dict[str, tuple[str, ...]] = {
     "--on-unknown": ("replace",),
     "--metric": ("bleu",),
     "--free-running": (),
+    "--with": ("generation",),
+    "--memory-length": ("4",),
     "--tune-null-threshold": (),
     "--report": ("r",),
     "--skip-bad": (),
 }
-EVAL_GENERAL = {"--data", "--split", "--on-too-long", "--output", "--num-resamples", "--json", "--device"}
+EVAL_GENERAL = {"--data", "--split", "--on-too-long", "--output", "--num-resamples", "--json", "--device", "--verbose"}
 EVAL_WITH_EFFECT = {
     "text_classification": {"--report", "--skip-bad"},
-    "generation": {"--num-beams", "--on-unknown", "--metric", "--free-running"},
+    "generation": {"--num-beams", "--on-unknown", "--metric", "--free-running", "--with"},
 }
 
 
@@ -178,6 +196,7 @@ def test_an_option_of_eval_has_an_effect_or_is_refused(home: Path, tmp_path: Pat
     (tmp_path / "x.csv").write_text("text,label\n" + "".join(f"a house {i},{'15'[i % 2]}\n" for i in range(20)))
     (tmp_path / "x.tsv").write_text("".join(f"{'abcdef'[i % 6] * (i // 6 + 1)}\tbad\n" for i in range(20)))
     for option, value in EVAL_VALUES.items():
+        value = (str(home / "generation"),) if option == "--with" else value
         done = qkv("eval", home / kind, option, *value, "--num-resamples", 0, "--device", "cpu", cwd=tmp_path)
         if option in EVAL_WITH_EFFECT[kind]:
             assert done.returncode == 0, (option, done.stderr)

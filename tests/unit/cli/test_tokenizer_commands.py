@@ -107,7 +107,7 @@ def test_train_can_keep_capitals(run: Run, text: Path, tmp_path: Path) -> None:
         (["--vocab-size", "300", "--kind", "unigram", "--family", "bert"], "and not both"),
         (
             ["--vocab-size", "300", "--kind", "bpe"],
-            "--kind must be wordpiece, byte_bpe, word_bpe or unigram, not 'bpe'",
+            "--kind must be wordpiece, byte_bpe, word_bpe, unigram, word or spelled_word, not 'bpe'",
         ),
         (["--vocab-size", "300", "--family", "birt"], "did you mean 'bert'?"),
         (["--vocab-size", "300", "--family", "rnn"], "'rnn' has no tokenizer template"),

@@ -8,13 +8,12 @@ import pytest
 import torch
 from writers import Written, sources, tiny
 
-from qkv import families
 from qkv.errors import InputError
 from qkv.generation import GenerationConfig, Hypothesis, generate
 from qkv.generation.logits_processors import filter_for_sampling
 from qkv.nn import Ragged
 
-FAMILIES = [n for n in families.names() if not hasattr(families.get_family(n), "HF_FORMAT")]  # trained here
+FAMILIES = ["rnn", "transformer"]  # trained here, with an encoder
 
 
 def beam_search(model, source, num_beams: int, max_length: int, length_penalty: float = 1.0) -> list[list[Hypothesis]]:
@@ -91,7 +90,7 @@ def test_a_beam_of_one_is_greedy(family):
 )
 def test_outputs_do_not_depend_on_batch_mates(family, how):
     """Over many models, since most of them agree by luck."""
-    for seed in range(20):
+    for seed in range(5):
         model, lengths = tiny(family, seed=seed), (3, 9, 5, 1)
         together = generate(model, sources(*lengths), how)
         for i, (mates, sequence) in enumerate(zip(together, sources(*lengths).sequences(), strict=True)):

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from qkv import families, spec
 from qkv.nn import EncoderDecoder, Ragged, build
+from qkv.nn.kv_cache import source_rows
 
 
 def tiny(family: str, seed: int = 0, vocabulary: int = 11) -> EncoderDecoder:
@@ -40,17 +41,23 @@ class Walk:
     def reorder(self, rows: Tensor) -> None:
         self.read = [list(self.read[i]) for i in rows.tolist()]
 
+    def merge(self, kept: Tensor, other: Walk | None, rows_per_source: int) -> None:
+        self.reorder(source_rows(kept, rows_per_source))
+        self.read += [] if other is None else other.read
 
-class Written:
+
+class Written(torch.nn.Module):
     """A model whose distribution after any prefix comes from a table of log-probabilities."""
 
     def __init__(self, table: dict[tuple[int, ...], dict[int, float]], vocabulary: int, end: int = 3):
+        super().__init__()
         self.table, self.vocabulary = table, vocabulary
         self.spec = spec.Model(family="written", eos_id=end)
         self.head = torch.nn.Module()
         self.head.linear = torch.nn.Linear(1, vocabulary)
 
     continues_input = False
+    device = torch.device("cpu")
 
     def max_new_tokens(self, source_lengths: list[int], requested: int) -> list[int]:
         return [requested] * len(source_lengths)

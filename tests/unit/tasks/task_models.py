@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from qkv.checkpoints import ModelBundle
-from qkv.checkpoints.inputs import has_token_types
 from qkv.data.examples import Answer, ImageExample, MultipleChoiceExample, QAExample, Span, TaggedExample, TextExample
 from qkv.data.formats.conll import join_words
 from qkv.families import bart, bert, gpt2, roberta, t5, vit
@@ -73,7 +72,7 @@ def learn(task: Any, bundle: ModelBundle, examples: Sequence[Any], steps: int, r
     asked = task.featurize(
         examples, input_processor(task, bundle), head.labels, bundle.model.spec.source_embedding.max_length
     )
-    batch = task.collate(asked, has_token_types(bundle.model.spec))
+    batch = task.collate(asked, bundle.model.spec.has_token_types)
     optimiser = torch.optim.AdamW(bundle.model.parameters(), rate)
     bundle.model.train()
     for _ in range(steps):

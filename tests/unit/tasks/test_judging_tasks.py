@@ -137,7 +137,7 @@ def test_examples_may_have_different_numbers_of_options(words: qkv.ModelBundle) 
         MultipleChoiceExample("the", ("cat", "dog"), 0, "c"),
     ]
     batch = task.collate(task.featurize(examples, words.source_tokenizer, (), 16), True)
-    assert batch.num_choices == (3, 2)
+    assert batch.choices.lengths_list == (3, 2)
     logits = torch.tensor([[0.0], [1.0], [2.0], [3.0], [3.0]])
     wanted = -torch.log_softmax(torch.tensor([0.0, 1.0, 2.0]), 0)[2] + torch.log(torch.tensor(2.0))
     assert float(task.loss(logits, batch).total) == pytest.approx(float(wanted))
