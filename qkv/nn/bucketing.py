@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -75,7 +75,10 @@ def plan_buckets(
     """
     cache_key = ("bucket_plan", id(key_layout), bucketed, causal, aligned)
     if cache_key not in query_layout.plan_cache:
-        plan = _compute_plan(query_layout, key_layout, bucketed, causal, aligned)
+        if query_layout.is_static or key_layout.is_static:
+            plan = _static_plan(query_layout, key_layout)
+        else:
+            plan = _compute_plan(query_layout, key_layout, bucketed, causal, aligned)
         # a reference to `key_layout` keeps its id from being reused; a reference to itself would be a cycle
         query_layout.plan_cache[cache_key] = (plan, None if key_layout is query_layout else key_layout)
     bucket_plan: BucketPlan = query_layout.plan_cache[cache_key][0]
@@ -125,6 +128,22 @@ def _compute_plan(
     return BucketPlan(
         buckets, gather_q, gather_k, query_slots.scatter_index.to(device), key_slots.scatter_index.to(device)
     )
+
+
+def _static_plan(query_layout: BatchLayout, key_layout: BatchLayout) -> BucketPlan:
+    """Return a plan with one bucket, computed on the device, so that a CUDA graph contains its computation."""
+    num_rows, mask = len(query_layout), key_layout.valid_mask()[:, None, None]  # [B, 1, 1, keys]
+    query_lengths, key_lengths = ([layout.padded_length] * num_rows for layout in (query_layout, key_layout))
+    bucket = Bucket(list(range(num_rows)), query_lengths, key_lengths, mask, packs_sequences=False, offset=0)
+    scatter_q, scatter_k = query_layout.padded_index(), key_layout.padded_index()
+    gather_q, gather_k = _static_gather_index(query_layout), _static_gather_index(key_layout)
+    return BucketPlan([bucket], gather_q, gather_k, scatter_q, scatter_k)
+
+
+def _static_gather_index(layout: BatchLayout) -> Tensor:
+    """Return the token in each slot of the padded batch; a padded slot has any token.  # [B * padded_length]"""
+    starts, slots = layout.cu_seqlens[:-1, None], torch.arange(layout.padded_length, device=layout.device)
+    return (starts + slots).clamp(max=layout.num_tokens - 1).flatten()
 
 
 def _memory_lengths(query_layout: BatchLayout, key_layout: BatchLayout) -> list[int] | None:
@@ -308,6 +327,21 @@ def pad_to_buckets(
     ks = _split_by_bucket(_pad(k, bucket_plan.gather_k, bucket_plan.scatter_k), key_shapes)
     vs = _split_by_bucket(_pad(v, bucket_plan.gather_k, bucket_plan.scatter_k), key_shapes)
     return list(zip(bucket_plan.buckets, qs, ks, vs, strict=True))
+
+
+def pad_values(values: Tensor, bucket_plan: BucketPlan, side: Literal["query", "key"], fill_value: int) -> list[Tensor]:
+    """Return one value per slot of each bucket, `fill_value` in padded slots.  # [T] -> [rows, max_length] each"""
+    is_query = side == "query"
+    scatter_index = bucket_plan.scatter_q if is_query else bucket_plan.scatter_k
+    shapes = [(b.num_rows, b.query_length if is_query else b.key_length) for b in bucket_plan.buckets]
+    sizes = [rows * length for rows, length in shapes]
+    slots = values.new_full((sum(sizes),), fill_value).index_copy_(0, scatter_index, values)
+    return [chunk.view(shape) for chunk, shape in zip(torch.split(slots, sizes), shapes, strict=True)]
+
+
+def longest_row(max_length: int) -> int:
+    """Return the number of tokens of the longest row of a plan for sequences of at most `max_length` tokens."""
+    return max(max_length, _MAX_PACKED_LENGTH)
 
 
 def unpad(outputs: list[Tensor], bucket_plan: BucketPlan) -> Tensor:

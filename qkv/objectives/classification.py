@@ -11,9 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qkv.nn import Model, Ragged
+from qkv.nn import BatchLayout, Model, Ragged
+from qkv.nn.ragged import pad_rows
 from qkv.nn.subword_pooling import pool_subwords
-from qkv.objectives.loss import LossSum
+from qkv.objectives.loss import IGNORE_INDEX, LayoutChains, LossSum
 
 
 class Inputs(NamedTuple):
@@ -23,7 +24,7 @@ class Inputs(NamedTuple):
     segments: Tensor | None  # [T] token type ids
     positions: Tensor | None  # [M] tokens to classify; None: all tokens, or whole sequences
     labels: Tensor  # [M] of tokens or sequences; [B, labels] several labels; [B, 2] first and last token of a span
-    num_choices: tuple[int, ...] = ()  # multiple choice: number of sequences of each example
+    choices: BatchLayout | None = None  # multiple choice: the sequences of each example
     # word of each token of each sequence, if words are classified by the mean of their tokens; None: a special token
     word_ids: tuple[tuple[int | None, ...], ...] = ()
     # [M or T or B, width] the head's input if the backbone is frozen and was run before
@@ -33,6 +34,33 @@ class Inputs(NamedTuple):
     def num_targets(self) -> tuple[int, ...]:
         """Number of targets of the task loss and of the auxiliary language-model loss."""
         return len(self.labels), len(self.source.values) - len(self.source)
+
+    @property
+    def layout_chains(self) -> LayoutChains:
+        """The layouts of texts with a label or span each, with labels of tokens, or with choices."""
+        if self.source.values.dim() > 1 or self.word_ids or self.head_inputs is not None:
+            return ()
+        if self.choices is not None:
+            return ((self.choices, self.source.layout),)
+        num_labels = len(self.source) if self.positions is None else len(self.positions)
+        return ((self.source.layout,),) if len(self.labels) == num_labels else ()
+
+    def extend(self, chains: LayoutChains) -> Inputs:
+        """Add texts without labels; see `qkv.objectives.loss.ExtensibleInputs`.
+
+        If tokens have labels, every token gets a row of logits, and the added rows are ignored.
+        """
+        ((*outer_layouts, layout),) = chains
+        num_tokens = layout.num_tokens
+        num_labels = len(chains[0][0]) if self.positions is None else num_tokens
+        ignore_value = float("nan") if self.labels.is_floating_point() else IGNORE_INDEX
+        return self._replace(
+            source=self.source.extend(layout),
+            segments=None if self.segments is None else pad_rows(self.segments, num_tokens),
+            positions=None if self.positions is None else pad_rows(self.positions, num_labels),
+            labels=pad_rows(self.labels, num_labels, ignore_value),
+            choices=outer_layouts[0] if outer_layouts else None,
+        )
 
 
 def head_logits(model: Any, batch: Inputs) -> Tensor:
@@ -91,7 +119,8 @@ def span_cross_entropy(logits: Tensor, batch: Inputs) -> LossSum:
 
 def multiple_choice_ce(logits: Tensor, batch: Inputs) -> LossSum:
     """Return the cross-entropy of the correct choice among the sequences of each example."""
-    scores = Ragged.from_lengths(logits[:, 0].float(), batch.num_choices).to_padded(float("-inf"))  # [examples, most]
+    assert batch.choices is not None
+    scores = Ragged(logits[:, 0].float(), batch.choices).to_padded(float("-inf"))  # [examples, most]
     return LossSum(F.cross_entropy(scores, batch.labels, reduction="sum"), len(batch.labels))
 
 

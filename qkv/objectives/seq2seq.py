@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from qkv.data.batching import PairBatch
-from qkv.nn import BatchLayout, Model, Ragged
-from qkv.objectives.chunked_cross_entropy import lm_head, nll
+from qkv.nn import Model, Ragged
+from qkv.nn.ragged import pad_rows
+from qkv.objectives.chunked_cross_entropy import lm_head, nll, rdrop_nll
+from qkv.objectives.loss import IGNORE_INDEX, LayoutChains
 
 
 class Inputs(NamedTuple):
@@ -23,6 +24,18 @@ class Inputs(NamedTuple):
     @property
     def num_targets(self) -> tuple[int, ...]:
         return (len(self.labels),)
+
+    @property
+    def layout_chains(self) -> LayoutChains:
+        return (self.source.layout,), (self.target.layout,)
+
+    def extend(self, chains: LayoutChains) -> Inputs:
+        """Add pairs without labels; see `qkv.objectives.loss.ExtensibleInputs`."""
+        (source_layout,), (target_layout,) = chains
+        labels = pad_rows(self.labels, target_layout.num_tokens, IGNORE_INDEX)
+        return self._replace(
+            source=self.source.extend(source_layout), target=self.target.extend(target_layout), labels=labels
+        )
 
 
 def make_inputs(batch: PairBatch, *, bos_id: int, eos_id: int) -> Inputs:
@@ -54,7 +67,7 @@ def loss(
 
     Args:
         model: the model.
-        batch: its inputs and labels.
+        batch: its inputs and labels; targets with the label `IGNORE_INDEX` do not count.
         label_smoothing: fraction of each label that is distributed over the vocabulary (Szegedy et al. 2016).
         scheduled_sampling: probability that a recurrent decoder reads its own output instead of the target token
             (Bengio et al. 2015).
@@ -63,18 +76,7 @@ def loss(
     if not rdrop_alpha:
         features = model(batch.source, batch.target, scheduled_sampling, return_logits=False)  # [T, width]
         return nll(lm_head(model), features, batch.labels, label_smoothing)
-    source, target, labels = _repeat_batch(batch)
-    logits = model(source, target, scheduled_sampling)  # [2 T, vocabulary]
-    total = F.cross_entropy(logits, labels, reduction="sum", label_smoothing=label_smoothing)
-    log_p, log_q = torch.log_softmax(logits.float(), -1).chunk(2)  # [T, vocabulary] each
-    symmetric_kl = ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum()  # KL(p, q) + KL(q, p)
-    return total / 2 + rdrop_alpha / 2 * symmetric_kl / 2
-
-
-def _repeat_batch(batch: Inputs) -> Inputs:
-    """Concatenate a batch with itself, so that one pass draws different dropout for both halves."""
-    return Inputs(_repeat(batch.source), _repeat(batch.target), batch.labels.repeat(2))
-
-
-def _repeat(x: Ragged) -> Ragged:
-    return Ragged(x.values.repeat(2), BatchLayout(x.layout.lengths_list * 2, x.layout.device))
+    # concatenated with itself, so that one pass draws different dropout for both halves
+    source, target = batch.source.repeat(2), batch.target.repeat(2)
+    features = model(source, target, scheduled_sampling, return_logits=False)  # [2 T, width]
+    return rdrop_nll(lm_head(model), features, batch.labels, label_smoothing, rdrop_alpha)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
@@ -26,27 +27,42 @@ from qkv.train.distributed.processes import (
 )
 from qkv.train.ema import EMA
 from qkv.train.interruption import StopRequest, StopVotes
+from qkv.train.nt_asgd import NonmonotonicAverage
 from qkv.train.optimizer import build_optimizer
 from qkv.train.perf.cuda_graphs import CudaGraphRunner
 from qkv.train.perf.memory import check_training_memory
 from qkv.train.perf.mfu import compile_blocks, tune_malloc
-from qkv.train.perf.static_batch import StaticShapePadder
+from qkv.train.perf.static_batch import StaticShapes
 from qkv.train.run_log import LossMeter
+from qkv.train.stream_memory import StreamMemory
+from qkv.train.unfreezing import GradualUnfreezing
 from qkv.train.workload import AnyBatch, LossModule, Workload
+
+_OBSERVED_BATCHES = 256  # batches by which the static shapes are chosen
+_MAX_COPIED_PARAMETERS = 2**26  # of a model of which each graph may have its own gradients
+
+
+class Microbatch(NamedTuple):
+    """Model inputs of a part of a global batch."""
+
+    number: int  # its index in the global batch
+    inputs: Any
+    padded_inputs: Any  # the same, if possible padded to a static shape
+    is_real: bool  # False: a copy that gives all processes the same number of micro-batches; its loss counts 0
 
 
 class StepBatch(NamedTuple):
     """The micro-batches of a global batch that this process trains on."""
 
     next_position: DataPosition  # position of the data after this batch
-    microbatches: list[tuple[int, Any]]  # model inputs, each with its index in the global batch
-    is_real: list[bool]  # False: a copy that gives all processes the same number of micro-batches; its loss counts 0
+    microbatches: list[Microbatch]
     num_tokens: int  # of the global batch
+    lr_factor: float = 1.0  # factor on the learning rate of this step: the length of segments of random length
 
     @property
     def num_tokens_read(self) -> int:
-        """Tokens that the model reads here, special tokens and both sides of a pair included."""
-        fields = [field for _, inputs in self.microbatches for field in inputs]
+        """Tokens that the model reads here, special tokens and both sides of a pair included, padding excluded."""
+        fields = [field for microbatch in self.microbatches for field in microbatch.inputs]
         return sum(field.layout.num_tokens for field in fields if isinstance(field, Ragged))
 
 
@@ -76,34 +92,71 @@ class TrainStep:
             head_lr_factor=recipe.head_lr_factor,
             lazy_embeddings=self._can_use_lazy_embeddings(),
         )
-        self.ema = self._make_ema()
+        self.ema, self.memory = self._make_ema(), self._make_memory()
+        self.unfreezing = self._make_unfreezing()
         # 1 / number of targets in the current batch, per loss
         self._loss_scale = torch.ones(len(workload.loss_names), device=self.device)
-        self.backward = CudaGraphRunner(
-            self._backward, self.model.parameters(), self._make_padder(), capture_all=train_config.compile
-        )
+        self.backward = CudaGraphRunner(self._backward, self.model.parameters(), capture_all=train_config.compile)
         self.backward.enabled = train_config.cuda_graphs and dist_info.is_single and self.device.type == "cuda"
+        # the steps of a recurrent network depend on the lengths; a graph computes the same gradients at every step
+        self.backward.enabled &= self.memory is None and self.unfreezing is None
+        # a graph that adds to gradients needs them where they were; one that makes them has memory of its own for them
+        is_large = sum(p.numel() for p in self.model.parameters()) > _MAX_COPIED_PARAMETERS
+        accumulates = train_config.gradient_accumulation_steps > 1
+        self._keeps_gradients = self.backward.enabled and (accumulates or is_large)
 
     def _can_use_lazy_embeddings(self) -> bool:
         """Sums over micro-batches, processes or losses, and EMA weights, need gradients of whole embeddings."""
         train_config, num_losses = self.recipe.train, len(self.workload.loss_names)
         is_one_backward_pass = train_config.gradient_accumulation_steps == num_losses == 1 and self.dist_info.is_single
         on_cpu = self.device.type == "cpu"
-        return self.recipe.trains_few_embeddings and on_cpu and is_one_backward_pass and not train_config.ema_decay
+        updates_all_weights = bool(train_config.ema_decay) or self.recipe.unfreeze_epochs is not None
+        return self.recipe.trains_few_embeddings and on_cpu and is_one_backward_pass and not updates_all_weights
 
     def _make_ema(self) -> EMA | None:
-        if not self.recipe.train.ema_decay:
+        train_config = self.recipe.train
+        is_nonmonotonic = train_config.optimizer == "nt_asgd"
+        if not train_config.ema_decay and not is_nonmonotonic:
+            return None
+        key = "optimizer: nt_asgd" if is_nonmonotonic else "ema_decay"
+        if train_config.strategy == "fsdp":
+            raise InputError(f"train.{key}: is not supported with strategy: fsdp; change it, or set strategy: ddp")
+        if is_nonmonotonic and train_config.ema_decay:
+            raise InputError("train.ema_decay: nt_asgd averages the weights itself; set it to 0")
+        if is_nonmonotonic:
+            return NonmonotonicAverage(self.model, train_config.nonmonotone)
+        return EMA(self.model, train_config.ema_decay)
+
+    def _make_memory(self) -> StreamMemory | None:
+        """Return the memory of the training streams, if the workload carries it."""
+        if not getattr(self.workload, "carries_memory", False):
             return None
         if self.recipe.train.strategy == "fsdp":
-            raise InputError("train.ema_decay: is not supported with strategy: fsdp; set it to 0, or strategy: ddp")
-        return EMA(self.model, self.recipe.train.ema_decay)
+            raise InputError("train.strategy: fsdp carries no memory; choose ddp, or set data.carry_memory to false")
+        return StreamMemory(self.model, self.dist_info)
 
-    def _make_padder(self) -> StaticShapePadder | None:
-        """Deterministic kernels and recomputation cannot be captured; a second loss has targets at added tokens."""
-        train_config = self.recipe.train
-        if train_config.deterministic or train_config.activation_checkpointing or len(self.workload.loss_names) > 1:
+    def _make_unfreezing(self) -> GradualUnfreezing | None:
+        epochs = self.recipe.unfreeze_epochs
+        if epochs is None:
             return None
-        return StaticShapePadder()
+        if not self.dist_info.is_single:  # DDP decides once which gradients it exchanges
+            raise InputError("finetune.unfreeze_epochs: is for one process; remove it, or train without torchrun")
+        return GradualUnfreezing(self.model, round(epochs * self.workload.steps_per_epoch()))
+
+    def choose_static_shapes(self) -> None:
+        """Choose the static shapes of batches by the first ones of the data, whatever step a run is resumed at.
+
+        Deterministic kernels and recomputation cannot be captured; a second loss has targets at added tokens.
+        """
+        train_config = self.recipe.train
+        cannot_capture = train_config.deterministic or train_config.activation_checkpointing
+        if not self.backward.enabled or cannot_capture or len(self.workload.loss_names) > 1:
+            return
+        num_batches = min(_OBSERVED_BATCHES, self.workload.steps_per_epoch())
+        batches = itertools.islice(self.workload.batches_from(0, 0), num_batches)
+        step_batches = map(self.prepare, enumerate(batches, 1))
+        microbatches = itertools.chain.from_iterable(batch.microbatches for batch in step_batches)
+        self.backward.static_shapes = StaticShapes.choose(microbatch.inputs for microbatch in microbatches)
 
     def prepare(self, numbered_batch: tuple[int, tuple[DataPosition, AnyBatch]]) -> StepBatch:
         """Split and collate the batch of a step for this process; called from the threads that prepare batches.
@@ -112,31 +165,33 @@ class TrainStep:
         """
         step, (next_position, batch) = numbered_batch
         world_size, rank = self.dist_info.world_size, self.dist_info.rank
-        microbatches = batch.split(self.recipe.train.gradient_accumulation_steps * world_size)
-        indices = range(rank, -(-len(microbatches) // world_size) * world_size, world_size)
-        local_inputs = [
-            (index, self.workload.collate(microbatches[index % len(microbatches)], step)) for index in indices
-        ]
-        return StepBatch(next_position, local_inputs, [index < len(microbatches) for index in indices], batch.tokens)
+        parts = batch.split(self.recipe.train.gradient_accumulation_steps * world_size)
+        microbatches = []
+        for index in range(rank, -(-len(parts) // world_size) * world_size, world_size):
+            inputs = self.workload.collate(parts[index % len(parts)], step)
+            microbatches.append(Microbatch(index, inputs, self.backward.pad(inputs), is_real=index < len(parts)))
+        lr_factor = getattr(getattr(batch, "segments", None), "lr_factor", 1.0)
+        return StepBatch(next_position, microbatches, batch.tokens, lr_factor)
 
     def __call__(self, step: int, step_batch: StepBatch, learning_rate: float, meter: LossMeter) -> None:
         """Update the weights: each loss is its sum over all micro-batches divided by the number of all its targets."""
         counts = self._set_loss_scale(step_batch)
-        self.optimizer.zero_grad(set_to_none=True)
+        if self.unfreezing is not None:
+            self.unfreezing.apply(step)
+        self.optimizer.zero_grad(set_to_none=not self._keeps_gradients)
         totals = torch.zeros(len(counts), device=self.device)
-        numbered_microbatches = zip(step_batch.microbatches, step_batch.is_real, strict=True)
-        for local_index, ((global_index, inputs), is_real) in enumerate(numbered_microbatches):
-            if not is_real:
+        for local_index, microbatch in enumerate(step_batch.microbatches):
+            if not microbatch.is_real:
                 self._loss_scale.zero_()
             # dropout depends on the step and the micro-batch alone, so that resumed and distributed runs agree
-            torch.manual_seed(_derive_seed(self.recipe.seed, step, global_index))
+            torch.manual_seed(_derive_seed(self.recipe.seed, step, microbatch.number))
             with maybe_no_sync(self.loss_module, is_last=local_index == len(step_batch.microbatches) - 1):
-                losses = self.backward(to_device(self.backward.pad(inputs), self.device))
-            totals += torch.stack(losses) * is_real
+                losses = self.backward(to_device(microbatch.padded_inputs, self.device))
+            totals += torch.stack(losses) * microbatch.is_real
         if self.recipe.train.max_grad_norm is not None:
             clip_grad_norm(self.model.parameters(), self.recipe.train.max_grad_norm)
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate * group.get("lr_scale", 1.0)
+            group["lr"] = learning_rate * step_batch.lr_factor * group.get("lr_scale", 1.0)
         self.optimizer.step()
         if self.ema is not None:
             self.ema.update(self.model, step)
@@ -153,9 +208,7 @@ class TrainStep:
         """Set the scale of each loss, and return the number of targets of this process per loss."""
         num_losses = len(self.workload.loss_names)
         target_counts = [
-            inputs.num_targets[:num_losses]
-            for (_, inputs), is_real in zip(step_batch.microbatches, step_batch.is_real, strict=True)
-            if is_real
+            microbatch.inputs.num_targets[:num_losses] for microbatch in step_batch.microbatches if microbatch.is_real
         ]
         counts = np.sum([np.zeros(num_losses, np.int64), *target_counts], axis=0)
         world_size = self.dist_info.world_size  # gradients are averaged over processes
@@ -173,9 +226,14 @@ class TrainStep:
         if self.use_bf16:
             context = torch.autocast(self.device.type, torch.bfloat16)
         with context:
-            losses = self.loss_module(inputs)
+            if self.memory is None:
+                losses = self.loss_module(inputs)
+            else:
+                losses, new_memory = self.loss_module(inputs, self.memory.read(inputs.segments))
         totals = torch.stack([loss.total for loss in losses])  # [losses]
         torch.autograd.backward((totals * self._loss_scale).sum())
+        if self.memory is not None:
+            self.memory.write(inputs.segments, new_memory)
         return tuple(totals.detach())
 
 

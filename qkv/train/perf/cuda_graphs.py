@@ -2,28 +2,28 @@
 
 A step of a small model is a thousand kernels, each shorter than its launch by the host. Packed batches of language
 models all have the same shape: their launches are captured once and then replayed by one call. Batches of varied
-lengths hardly ever repeat and run eagerly, unless they are padded to a static shape (`qkv.train.perf.static_batch`).
+lengths hardly ever repeat and run eagerly, unless they are padded to static shapes (`qkv.train.perf.static_batch`).
 """
 
 from __future__ import annotations
 
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from qkv.nn import Ragged
-from qkv.train.perf.static_batch import StaticShapePadder, can_pad
+from qkv.nn import BatchLayout, Ragged
+from qkv.train.perf.static_batch import StaticShapes
 
 LossTotals = tuple[Tensor, ...]
 InputsT = TypeVar("InputsT", bound=tuple[Any, ...])
 
 _EAGER_RUNS = 2  # eager runs of a shape before it is captured, in which kernels are compiled and plans are made
-_MAX_GRAPHS = 4
+_MAX_GRAPHS = 8
 _MAX_KEYS = 64  # shapes that are counted: with varied lengths nearly every batch has its own
 
 
@@ -45,7 +45,6 @@ class CudaGraphRunner:
         self,
         backward: Callable[[Any], LossTotals],
         parameters: Iterable[Tensor] = (),
-        padder: StaticShapePadder | None = None,
         capture_all: bool = True,
     ) -> None:
         """Make a runner.
@@ -53,12 +52,12 @@ class CudaGraphRunner:
         Args:
             backward: the function to run.
             parameters: the parameters whose gradients it computes.
-            padder: pads batches of varied lengths to one shape.
-            capture_all: whether other batches than padded ones are captured too.
+            capture_all: whether other batches than those of a static shape are captured too.
         """
         self.backward = backward
         self.parameters = list(parameters)
-        self.padder, self.capture_all = padder, capture_all
+        self.capture_all = capture_all
+        self.static_shapes: StaticShapes | None = None  # to which batches of varied lengths are padded
         self.call_counts: OrderedDict[Hashable, int] = OrderedDict()
         self.static_inputs: dict[Hashable, Any] = {}  # inputs whose tensors a graph reads
         self.graphs: dict[Hashable, _CapturedGraph] = {}
@@ -66,12 +65,14 @@ class CudaGraphRunner:
         self.enabled = True
 
     def pad(self, inputs: InputsT) -> InputsT:
-        """Return the inputs to call this with: padded if possible."""
-        return inputs if self.padder is None or not self.enabled else self.padder(inputs)
+        """Return the inputs to call this with: padded if possible; several threads may call this."""
+        static_shapes = self.static_shapes if self.enabled else None
+        return inputs if static_shapes is None else static_shapes.pad(inputs)
 
     def __call__(self, inputs: InputsT) -> LossTotals:
         """Run `backward` on the inputs of a micro-batch and return its loss sums."""
-        should_capture = self.capture_all or (self.padder is not None and can_pad(inputs))
+        is_static = any(layout.is_static for layout in _layouts(inputs))
+        should_capture = self.static_shapes is not None if is_static else self.capture_all
         if not (self.enabled and should_capture) or _device(inputs).type != "cuda":
             return self.backward(inputs)
         key = capture_key(inputs), *(None if p.grad is None else p.grad.data_ptr() for p in self.parameters)
@@ -87,8 +88,8 @@ class CudaGraphRunner:
             # layers make plans for the layouts of the clone before it is captured
             self.static_inputs[key] = _clone_inputs(inputs)
             return self._run_on_side_stream(self.static_inputs[key])
-        if not _can_copy_static(self.static_inputs[key]):  # lengths were used outside the tensors that a replay refills
-            self.padder = None
+        if is_static and not all(layout.can_copy_from for layout in _layouts(self.static_inputs[key])):
+            self.static_shapes = None  # some layer needs the lengths on the host
             return self._run_on_side_stream(inputs)
         return self._replay(key, inputs) if self._capture(key) else self.backward(inputs)
 
@@ -110,6 +111,9 @@ class CudaGraphRunner:
         # one memory pool for all: no two graphs run at the same time, and totals are copied at once
         pool = next(iter(self.graphs.values())).graph.pool() if self.graphs else None
         previous_gradients = [p.grad for p in self.parameters]
+        for layout in _layouts(self.static_inputs[key]):
+            if layout.is_static:
+                layout.plan_cache.clear()  # plans are computed in the graph, for the lengths of each replay
         try:
             # other threads, such as a loader's, may use the device meanwhile
             with torch.cuda.graph(graph, pool, self.stream, capture_error_mode="thread_local"):
@@ -155,9 +159,9 @@ def capture_key(inputs: tuple[Any, ...]) -> Hashable:
 
 def _field_key(field: Any) -> Hashable:
     if isinstance(field, Ragged):
-        layout = field.layout
-        layout_key: Hashable = (len(layout), layout.kernel_max_length) if layout.is_static else layout.lengths_list
-        return layout_key, _field_key(field.values)
+        return _field_key(field.layout), _field_key(field.values)
+    if isinstance(field, BatchLayout):
+        return (len(field), field.num_tokens, field.padded_length) if field.is_static else field.lengths_list
     return (field.shape, field.dtype) if isinstance(field, Tensor) else field
 
 
@@ -166,9 +170,10 @@ def _device(inputs: tuple[Any, ...]) -> torch.device:
     return next((t.device for t in tensors if isinstance(t, Tensor)), torch.device("cpu"))
 
 
-def _can_copy_static(inputs: tuple[Any, ...]) -> bool:
-    static_layouts = (field.layout for field in inputs if isinstance(field, Ragged) and field.layout.is_static)
-    return all(layout.can_copy_from for layout in static_layouts)
+def _layouts(inputs: tuple[Any, ...]) -> Iterator[BatchLayout]:
+    for field in inputs:
+        if isinstance(field, Ragged | BatchLayout):
+            yield field.layout if isinstance(field, Ragged) else field
 
 
 def _clone_inputs(inputs: InputsT) -> InputsT:
@@ -185,10 +190,11 @@ def _copy_into_static(static_inputs: tuple[Any, ...], inputs: tuple[Any, ...]) -
     for old, new in zip(static_inputs, inputs, strict=True):
         if isinstance(old, Ragged):
             old.values.copy_(new.values)
-            if old.layout.is_static:
-                old.layout.copy_from(new.layout)
         elif isinstance(old, Tensor):
             old.copy_(new)
+    for old_layout, new_layout in zip(_layouts(static_inputs), _layouts(inputs), strict=True):
+        if old_layout.is_static:
+            old_layout.copy_from(new_layout)
 
 
 def _first_line(error: Exception) -> str:

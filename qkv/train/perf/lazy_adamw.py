@@ -174,7 +174,8 @@ def find_lazy_embeddings(model: nn.Module) -> list[LazyEmbedding]:
     return [
         LazyEmbedding(embedding)
         for embedding in embeddings
-        if embedding.num_embeddings >= _MIN_ROWS
+        if isinstance(embedding, nn.Embedding)
+        and embedding.num_embeddings >= _MIN_ROWS
         and embedding.weight.requires_grad
         and use_counts[id(embedding.weight)] == 1
     ]

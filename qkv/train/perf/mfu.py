@@ -17,6 +17,7 @@ import torch
 
 from qkv import spec
 from qkv.analysis.cost import cost
+from qkv.analysis.flops import attended_memory
 from qkv.errors import InputError
 from qkv.nn import Ragged
 from qkv.nn.block import Block
@@ -109,7 +110,12 @@ def time_call(call: Callable[[], object], repeats: int, device: torch.device) ->
 
 
 def flops_per_token(
-    model: spec.Model, *, source_length: float = 0, target_length: float = 0, logits_fraction: float = 1.0
+    model: spec.Model,
+    *,
+    source_length: float = 0,
+    target_length: float = 0,
+    memory_length: int = 0,
+    logits_fraction: float = 1.0,
 ) -> float:
     """Return the training FLOPs per token: 6 per weight that multiplies it, and those of attention.
 
@@ -119,12 +125,13 @@ def flops_per_token(
         model: the model.
         source_length: length of a source; sequences of lengths n cost as much as those of length sum(n²) / sum(n).
         target_length: length of a target.
+        memory_length: tokens of preceding segments that self-attention reads as well.
         logits_fraction: fraction of tokens with logits, such as the 0.15 that are masked.
     """
     m, n = (max(1, round(length)) if length else 0 for length in (source_length, target_length))
 
     def training(variant: spec.Model) -> int:
-        return cost(variant, source_length=m, target_length=n).training_flops
+        return cost(variant, source_length=m, target_length=n, memory_length=memory_length).training_flops
 
     flops = float(training(model))
     if logits_fraction != 1 and model.head is not None and model.head.is_token_level:
@@ -143,8 +150,13 @@ def flops_per_token_of_batch(model: spec.Model, inputs: Sequence[Any]) -> float:
     source = mean_lengths[0] if model.encoder is not None else 0.0
     target = mean_lengths[-1] if model.decoder is not None else 0.0
     logits_fraction = inputs.num_targets[0] / sum(lengths[-1]) if model.decoder is None else 1.0  # type: ignore[attr-defined]
+    memory_length = 0 if getattr(inputs, "segments", None) is None else attended_memory(model)  # segments of streams
     flops = partial(
-        flops_per_token, source_length=source, target_length=target, logits_fraction=min(logits_fraction, 1.0)
+        flops_per_token,
+        source_length=source,
+        target_length=target,
+        memory_length=memory_length,
+        logits_fraction=min(logits_fraction, 1.0),
     )
     if getattr(inputs, "head_inputs", None) is None:
         return flops(model)
@@ -169,7 +181,8 @@ def compile_blocks(model: torch.nn.Module, use_bf16: bool) -> None:
     # training and evaluation, batches of equal and of varied lengths: each needs its own kernels
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _RECOMPILE_LIMIT)
     for block in blocks:
-        if use_bf16:
+        # relative attention is no single kernel
+        if use_bf16 and block.self_attention.spec.relative_positions is None:
             block.compile_forward()
         else:
             block.compile_sublayers()

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from qkv import spec
 from qkv.data.rng import PackedChunks
 from qkv.families import gpt2
-from qkv.nn import Ragged, build
+from qkv.nn import BatchLayout, Ragged, build
 from qkv.objectives import classification, clm
 from qkv.objectives.classification import Inputs
 
@@ -69,7 +69,7 @@ def test_a_span_is_a_choice_among_the_tokens_of_its_own_sequence(chance: torch.G
 
 def test_options_compete_within_their_example(chance: torch.Generator) -> None:
     logits = torch.randn(5, 1, generator=chance)
-    batch = inputs(torch.tensor([1, 2]), num_choices=(2, 3))
+    batch = inputs(torch.tensor([1, 2]), choices=BatchLayout([2, 3]))
     wanted = sum(
         float(F.cross_entropy(rows[:, 0], torch.tensor(right)))
         for rows, right in zip(torch.split(logits, [2, 3]), (1, 2), strict=True)
@@ -81,7 +81,7 @@ def test_options_compete_within_their_example(chance: torch.Generator) -> None:
 def test_what_is_not_there_gets_no_gradient_and_breaks_none(kind: str, chance: torch.Generator) -> None:
     logits = torch.randn(5, 2 if kind == "span_cross_entropy" else 1, generator=chance, requires_grad=True)
     right = torch.tensor([[1, 1], [0, 2]]) if kind == "span_cross_entropy" else torch.tensor([1, 2])
-    getattr(classification, kind)(logits, inputs(right, [2, 3], num_choices=(2, 3))).total.backward()
+    getattr(classification, kind)(logits, inputs(right, [2, 3], choices=BatchLayout([2, 3]))).total.backward()
     assert torch.isfinite(logits.grad).all()
     assert all(abs(float(rows.sum())) < 1e-6 for rows in torch.split(logits.grad, [2, 3]))
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from qkv import spec
 from qkv.nn.heads import Head
 from qkv.objectives import chunked_cross_entropy
-from qkv.objectives.chunked_cross_entropy import chunked_nll, lm_head, nll, nll_and_grad
+from qkv.objectives.chunked_cross_entropy import chunked_nll, lm_head, nll, nll_and_grad, rdrop_nll
 
 OUTPUTS, WIDTH = 101, 12  # an odd vocabulary, which is padded
 HEADS = {
@@ -74,6 +74,33 @@ def test_in_parts_it_has_the_same_value_and_the_same_gradients(
     wanted = plainly(head, hidden, labels, smoothing)
     torch.testing.assert_close(found, wanted)
     torch.testing.assert_close(gradients(head, hidden, found), gradients(head, hidden, wanted))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("fields", HEADS.values(), ids=HEADS)
+@pytest.mark.parametrize("rows", [2, 300])
+def test_r_drop_in_parts_has_the_value_and_the_gradients_of_the_whole(
+    fields: dict[str, Any], smoothing: float, rows: int
+) -> None:
+    head, (hidden, labels) = make(fields), given(2 * rows)
+    labels = labels[:rows].clone()
+    labels[1::3] = -100
+    features = head.compute_features(hidden)
+    found = chunked_nll(head, features, labels, smoothing, torch.float64, max_logits=256 * 128, rdrop_alpha=2.0)
+    wanted = rdrop_nll(head, head.compute_features(hidden), labels, smoothing, 2.0)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)  # the divergence of the whole is in float32
+    torch.testing.assert_close(gradients(head, hidden, found), gradients(head, hidden, wanted), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_rows_without_a_label_cost_nothing_and_teach_nothing(smoothing: float) -> None:
+    head, (hidden, labels) = make({"bias": True}), given(9)
+    wanted = chunked_nll(head, hidden[:5], labels[:5], smoothing, torch.float64)
+    wanted_gradients = gradients(head, hidden, wanted)
+    labels[5:] = -100
+    for found in (chunked_nll(head, hidden, labels, smoothing, torch.float64), nll(head, hidden, labels, smoothing)):
+        torch.testing.assert_close(found, wanted)
+        torch.testing.assert_close(gradients(head, hidden, found), wanted_gradients)
 
 
 def test_no_part_has_more_logits_than_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,6 +174,9 @@ def test_the_kernel_says_what_torchs_operations_say(added: bool, smoothing: floa
     from qkv.objectives.triton_cross_entropy import nll_and_grad_
 
     logits, labels = torch.randn(70, 5056, device="cuda"), torch.randint(0, 5001, (70,), device="cuda")
+    labels[3:9] = -100
     more = torch.randn(5001, device="cuda") if added else None
     wanted = nll_and_grad(logits.clone(), more, labels, 5001, smoothing)
-    torch.testing.assert_close(nll_and_grad_(logits, more, labels, 5001, smoothing), wanted)
+    torch.testing.assert_close(nll_and_grad_(logits.clone(), more, labels, 5001, smoothing), wanted)
+    wanted = nll_and_grad(logits.clone(), more, labels[:35], 5001, smoothing, 3.0)
+    torch.testing.assert_close(nll_and_grad_(logits, more, labels[:35], 5001, smoothing, 3.0), wanted)
