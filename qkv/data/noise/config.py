@@ -71,6 +71,22 @@ class SpanCorruptionConfig:
             raise InputError(f"mean_noise_span_length is {self.mean_noise_span_length}; a span has at least one token")
 
 
+@dataclass(frozen=True, kw_only=True)
+class PLMConfig:
+    """Settings of permutation language modeling; the defaults are XLNet's (Yang et al. 2019)."""
+
+    partial_prediction: int = 6
+    """One in this many text tokens is predicted, the last ones of the order of factorization (K in the paper)."""
+    max_span_length: int = 5
+    """Maximum number of consecutive tokens to predict; 1 for single tokens."""
+
+    def __post_init__(self) -> None:
+        for name in ("partial_prediction", "max_span_length"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} is {getattr(self, name)}; give a whole number of 1 or more")
+
+
 DEFAULT_MLM = MLMConfig()
+DEFAULT_PLM = PLMConfig()
 DEFAULT_DENOISING = DenoisingConfig()
 DEFAULT_SPAN_CORRUPTION = SpanCorruptionConfig()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from qkv import spec
 from qkv.errors import InputError, describe_value, did_you_mean, quote
 from qkv.families.heads import pooling_name
-from qkv.families.hf.rules import Rule
+from qkv.families.hf.rules import HeadMatrix, Rule
 from qkv.spec.check import check_model, check_value
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ class ConfigKey:
     spec_path: str  # dotted path in the spec
     value_map: Mapping[Any, Any] | None = None  # Hugging Face value -> our value; None: they are equal
     heads: tuple[str, ...] = ()  # heads whose spec has this value; empty: all
+    none_value: Any = None  # value of the config field that is None in the spec; None: such a field is left out
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,10 @@ class HFFormat:
         if head in self.untied_head_rules and model.head is not None and not model.head.tie_embeddings:
             head_rules = self.untied_head_rules[head]
         conditional = (when for when in self.conditional_rules if _get_path(model, when.spec_path) == when.equals)
-        return (*self.backbone_rules, *head_rules, *(rule for when in conditional for rule in when.rules))
+        rules = (*self.backbone_rules, *head_rules, *(rule for when in conditional for rule in when.rules))
+        stack = model.encoder if model.decoder is None else model.decoder
+        num_heads = stack.block.self_attention.heads if isinstance(stack, spec.TransformerStack) else 1
+        return tuple(replace(rule, num_heads=num_heads) if isinstance(rule, HeadMatrix) else rule for rule in rules)
 
     def all_rules(self) -> tuple[Rule, ...]:
         """Return the rules of all heads: of everything that a checkpoint of this family may hold."""
@@ -186,18 +190,35 @@ def hf_config_from_spec(family: ModuleType, model: spec.Model) -> tuple[HFConfig
     comparable = model
     if model.head is not None:
         comparable = replace(model, head=replace(model.head, multi_label=False, subword_pooling="first"))
+    mismatches: list[str] = []
     for name, architecture in hf_format.architectures.items():
         # a backbone is saved under the class with a pooler and read without it, since the pooler's weights are missing
         head = "backbone" if model.head is None and architecture.head == "pooler" else architecture.head
         config, values = _config_of(hf_format, model, head)
-        if _make_spec(family, values, head, labels) == comparable:
+        saved = _make_spec(family, values, head, labels)
+        if saved == comparable:
             hf_config = hf_format.to_hf_config(config | dict(hf_format.supported_values))
             return _add_metadata(hf_config, hf_format, name, labels) | _usage_of(model), name
+        mismatches.append(_first_mismatch(comparable, saved))
     if model.head is not None and not model.head.is_token_level and pooling_name(model.head) in ("mean", "attention"):
         reason = f"its head pools all tokens ({pooling_name(model.head)}), and transformers has no such"
         remedy = "save it as 'qkv' (qkv import does), or train it with finetune.pooling=first"
         raise InputError(f"{reason} {hf_format.model_type}; {remedy}")
-    raise InputError(f"this model is not a plain {hf_format.model_type}; it cannot be saved in the Hugging Face format")
+    # the class of another head differs in the head at least, so that a mismatch elsewhere is the reason
+    reason = next((mismatch for mismatch in mismatches if not mismatch.startswith("head")), mismatches[0])
+    remedy = f"save it as 'qkv' (qkv import does); config.json of {hf_format.model_type} has no such value"
+    raise InputError(f"this model is no plain {hf_format.model_type}: its {reason}; {remedy}")
+
+
+def _first_mismatch(model: Any, saved: Any, path: str = "") -> str:
+    """Describe the first field of a spec that differs from the one that its config.json gives."""
+    if is_dataclass(model) and type(model) is type(saved):
+        for spec_field in fields(model):
+            value, saved_value = getattr(model, spec_field.name), getattr(saved, spec_field.name)
+            if value != saved_value:
+                return _first_mismatch(value, saved_value, f"{path}.{spec_field.name}".lstrip("."))
+    brief = [type(v).__name__ if is_dataclass(v) else quote(v).strip("'") for v in (model, saved)]
+    return f"{path} is {brief[0]}, not {brief[1]}"
 
 
 _PROBLEM_TYPE_KEY, _MULTI_LABEL = "problem_type", "multi_label_classification"
@@ -227,6 +248,7 @@ def _config_of(hf_format: HFFormat, model: spec.Model, head: str) -> tuple[HFCon
     values: dict[str, Any] = {}
     for config_key in hf_format.config_keys:
         value = _get_path(model, config_key.spec_path)
+        value = config_key.none_value if value is None else value
         if value is not None and (not config_key.heads or head in config_key.heads):
             values[config_key.config_field] = value
             config[config_key.hf_key] = value if config_key.value_map is None else _to_hf_value(config_key, value)

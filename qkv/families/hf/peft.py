@@ -21,7 +21,7 @@ from qkv.errors import InputError, quote
 from qkv.families.hf.convert import ConvertedCheckpoint, canonical_keys, convert_checkpoint, from_hf, to_hf
 from qkv.families.hf.format import HFConfig, HFFormat, hf_config_from_spec
 from qkv.families.hf.peft_config import HEAD_BY_TASK_TYPE, AdapterConfig
-from qkv.families.hf.rules import Rule, Split, TensorRule, Tie, Transpose, find_rule, match_pattern
+from qkv.families.hf.rules import HeadMatrix, Rule, Split, TensorRule, Tie, Transpose, find_rule, match_pattern
 from qkv.nn.lora import TARGET_MODULES
 
 _PREFIX = "base_model.model."
@@ -245,6 +245,9 @@ def to_peft(model: spec.Model, tensors: Mapping[str, Tensor], base: str) -> tupl
     modules: list[str] = []
     for rule, hf_module, layers in _adapted_layers(rules, tensors):
         module = hf_module.removeprefix(prefix)
+        if isinstance(rule, HeadMatrix):
+            reason = f"PEFT cannot adapt the attention of this {model.family}, whose projections are no layers there"
+            raise InputError(f"{reason}; export the merged model (qkv export --merge-lora)")
         pair, num_stacked = _stack([_lora_pair(tensors, layer) for layer in layers], tensors, layers)
         config["fan_in_fan_out"] |= isinstance(rule, Transpose) or (isinstance(rule, Split) and rule.transposed)
         if num_stacked > 1:  # the rank is larger, and the scaling factor must stay

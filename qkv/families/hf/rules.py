@@ -49,6 +49,37 @@ class Transpose(Rename):
 
 
 @dataclass(frozen=True)
+class Reshape(Rename):
+    """A vector that Hugging Face stores with further dimensions of size 1."""
+
+    hf_shape: tuple[int, ...] = (-1,)  # shape of the Hugging Face tensor, with -1 for the vector
+
+    def from_hf(self, hf_tensor: Tensor) -> Sequence[Tensor]:
+        return [hf_tensor.flatten()]
+
+    def to_hf(self, qkv_tensors: Sequence[Tensor]) -> Tensor:
+        return qkv_tensors[0].view(self.hf_shape)
+
+
+@dataclass(frozen=True)
+class HeadMatrix(Rename):
+    """A projection of attention that Hugging Face stores as [width, heads, head size], that of the output too."""
+
+    is_output: bool = False  # the projection of the heads' outputs
+    num_heads: int = 1  # of the model; `HFFormat.rules` sets it
+
+    def from_hf(self, hf_tensor: Tensor) -> Sequence[Tensor]:
+        if hf_tensor.dim() != 3:
+            raise InputError(f"{list(hf_tensor.shape)} is not [width, heads, head size]")
+        matrix = hf_tensor.flatten(1)  # [width, heads * head size]
+        return [matrix if self.is_output else matrix.t()]
+
+    def to_hf(self, qkv_tensors: Sequence[Tensor]) -> Tensor:
+        matrix = qkv_tensors[0] if self.is_output else qkv_tensors[0].t()
+        return matrix.reshape(len(matrix), self.num_heads, -1)
+
+
+@dataclass(frozen=True)
 class Split:
     """One Hugging Face tensor that holds several of ours, equal in size, concatenated along the output dimension."""
 
