@@ -18,6 +18,8 @@ from qkv.generation import GenerationConfig, generate_texts
 from qkv.generation.generate import encode_for_generation
 from qkv.nn import Model, Ragged
 
+POOLING_LAYER = "head.pool.attention"
+
 
 @dataclass(frozen=True)
 class Alignment:
@@ -40,13 +42,14 @@ def alignments(
     layer: str | None = None,
     config: GenerationConfig | None = None,
 ) -> list[Alignment]:
-    """Return one alignment per text: the attention of a decoder to its input.
+    """Return one alignment per text: the attention of a decoder, or of a head with attention pooling, to its input.
 
         aligned = qkv.alignments("runs/g2p", ["attention", "network"])
         qkv.plot_alignments(aligned)
 
     Args:
-        bundle: an encoder-decoder that `qkv.load` returns, or the path of a run or checkpoint.
+        bundle: an encoder-decoder that `qkv.load` returns, or the path of a run or checkpoint; or a classifier with
+            attention pooling, whose output is its label.
         texts: the inputs, in a list, a pandas Series or any other sequence.
         targets: the outputs to align; None: the model's own.
         layer: name of the attention layer; None: the last that attends to the input.
@@ -61,8 +64,7 @@ def alignments(
     if source_tokenizer is None or target_tokenizer is None:
         raise InputError(f"this {model.spec.family} has no tokenizer, so it cannot read text")
     if not model.is_encoder_decoder:
-        reason = "alignments need an encoder-decoder"
-        raise InputError(f"{reason}; qkv.attention has the self-attention of this {model.spec.family}")
+        return _pooling_weights(bundle, texts)
     layer_name, locations = _select_layer(model, layer), [describe_input(text) for text in texts]
     if not texts:
         return []
@@ -81,6 +83,21 @@ def alignments(
     source_tokens = map(source_tokenizer.ids_to_display, source_ids)
     rows = zip(maps[layer_name], source_tokens, target_tokens, strict=True)
     return [Alignment(weights, source, target, layer_name) for weights, source, target in rows]
+
+
+def _pooling_weights(bundle: ModelBundle, texts: Sequence[str]) -> list[Alignment]:
+    """Return the weights by which a head pools the tokens of each text, as an alignment with the label."""
+    model = bundle.model
+    if POOLING_LAYER not in named_attentions(model):
+        reason = "alignments need an encoder-decoder, or a head with attention pooling"
+        raise InputError(f"{reason}; qkv.attention has the self-attention of this {model.spec.family}")
+    output = bundle(list(texts), attentions=[POOLING_LAYER])
+    assert output.logits is not None  # a model with a pooling layer has a head
+    assert output.attentions is not None
+    names = model.spec.head.labels if model.spec.head is not None else ()
+    labels = [str(int(logits.argmax())) if not names else names[int(logits.argmax())] for logits in output.logits]
+    rows = zip(output.attentions, output.tokens, labels, strict=True)
+    return [Alignment(maps[POOLING_LAYER], tokens, [label], POOLING_LAYER) for maps, tokens, label in rows]
 
 
 def _select_layer(model: Model, layer: str | None) -> str:

@@ -27,7 +27,7 @@ from qkv.analysis.flops import (
 )
 from qkv.errors import InputError, check_number, check_type, describe_value
 from qkv.nn.attention import Attention
-from qkv.nn.model import build_on_meta
+from qkv.nn.construction import build_on_meta
 from qkv.score_functions import SCORE_FUNCTIONS
 
 __all__ = ["AttentionCost", "Cost", "cost"]
@@ -70,6 +70,8 @@ class Cost:
     """Source tokens M; 0 for a model without an encoder."""
     target_length: int
     """Target tokens N; 0 for a model without a decoder."""
+    memory_length: int = 0
+    """Tokens P of a memory, which self-attention reads as well."""
     parameters: dict[str, int]
     """Number of parameters per module, and "total"; tied parameters count once, in the first module that has them."""
     linear_flops: dict[str, int]
@@ -125,6 +127,7 @@ def cost(
     *,
     source_length: int,
     target_length: int,
+    memory_length: int = 0,
     batch_tokens: int | None = None,
     steps: int | None = None,
 ) -> Cost:
@@ -138,6 +141,7 @@ def cost(
         model: the model's spec.
         source_length: source tokens of a pair.
         target_length: target tokens of a pair, BOS included.
+        memory_length: tokens of preceding segments that self-attention reads as well (Transformer-XL, XLNet).
         batch_tokens: tokens per training step, source and target together, as `train.batch_tokens` counts them.
         steps: training steps.
 
@@ -149,33 +153,42 @@ def cost(
     for name, count in (("batch_tokens", batch_tokens), ("steps", steps)):
         if count is not None:
             check_number(count, name, 1)
+    check_number(memory_length, "memory_length", 0)
     m = _check_length(source_length, "source", model.source_embedding) if model.encoder is not None else 0
     n = _check_length(target_length, "target", model.target_embedding) if model.decoder is not None else 0
-    lengths: dict[LengthTerm, int] = {"1": 1, "M": m, "N": n, "M²": m * m, "N²": n * n, "M·N": m * n}
-    matmuls = list(model_matmuls(model))
+    lengths, with_memory = _length_terms(m, n, memory_length), memory_length > 0
+    matmuls = list(model_matmuls(model, with_memory=with_memory))
     parameters = _count_parameters(model)
     weights = parameters["total"] * _FLOAT_BYTES
     memory = {"weights": weights, "gradients": weights, "Adam moments": 2 * weights}
     if batch_tokens is not None:
         pair_activations = sum(p.saved_activations * p.layers * lengths[p.repeats] for p in matmuls)
         memory["activations (estimate)"] = round(pair_activations * batch_tokens / _budget_tokens(m, n)) * _FLOAT_BYTES
-    source_terms: tuple[LengthTerm, ...] = ("M", "M²") if model.decoder is not None else ("M", "M²", "1")
+    source_terms: tuple[LengthTerm, ...] = ("M", "M²", "(M+P)", "M·(M+P)")
+    source_terms = source_terms if model.decoder is not None else (*source_terms, "1")
     return Cost(
         family=model.family,
         source_length=m,
         target_length=n,
+        memory_length=memory_length,
         parameters=parameters,
         linear_flops=_flops_by_module((p for p in matmuls if p.kind == "linear"), lengths),
         attention_flops=_flops_by_module((p for p in matmuls if p.kind == "attention"), lengths),
         flops_per_source_token=_flops_by_module((p for p in matmuls if p.repeats in source_terms), lengths, m),
         flops_per_target_token=_flops_by_module((p for p in matmuls if p.repeats not in source_terms), lengths, n),
         second_target_flops=sum(p.flops(lengths) for p in matmuls if not p.module.startswith("encoder")),
-        attentions=tuple(_attention_cost(site, lengths) for site in attention_sites(model)),
+        attentions=tuple(_attention_cost(site, lengths) for site in attention_sites(model, with_memory=with_memory)),
         memory=memory,
         cache=_decoding_cache(model),
         batch_tokens=batch_tokens,
         steps=steps,
     )
+
+
+def _length_terms(m: int, n: int, p: int) -> dict[LengthTerm, int]:
+    """Return the value of each term for M source and N target tokens after a memory of P tokens."""
+    terms: dict[LengthTerm, int] = {"1": 1, "M": m, "N": n, "M²": m * m, "N²": n * n, "M·N": m * n}
+    return terms | {"(M+P)": m + p, "(N+P)": n + p, "M·(M+P)": m * (m + p), "N·(N+P)": n * (n + p)}
 
 
 def _check_length(length: int, side: str, embedding: spec.Embedding | spec.PatchEmbedding | None) -> int:
@@ -273,6 +286,8 @@ def _decoding_cache(model: spec.Model) -> dict[str, int]:
     cache_bytes = {"source token": 0, "target token": 0, "row": 0}
     if isinstance(d := model.decoder, spec.RecurrentDecoder):
         cache_bytes["row"] = d.layers * d.hidden_size * NUM_STATES[d.cell] * _FLOAT_BYTES
+    elif isinstance(d, spec.RecurrentStack):
+        cache_bytes["row"] = sum(d.layer_sizes) * NUM_STATES[d.cell] * _FLOAT_BYTES
     for _, a, query_len, key_len, layers in attention_sites(model):
         key_dim = SCORE_FUNCTIONS.get(a.score_fn).precomputed_key_dim(a)
         if query_len == "N":

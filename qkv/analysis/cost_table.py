@@ -19,6 +19,7 @@ def format_quantity(number: float, unit: str = "") -> str:
 def render_cost_table(c: Cost) -> str:
     """Return the cost as text: modules, attentions, compute, memory."""
     lengths = f"M = {c.source_length} source and N = {c.target_length} target tokens"
+    lengths += f" after P = {c.memory_length} of memory" if c.memory_length else ""
     title = f"{c.family}: {format_quantity(c.parameters['total'])} parameters, forward FLOP for {lengths}"
     header = ["attention", "scores + mean, per layer", "k", "per layer", "layers", "all layers", "projections"]
     attentions = [_attention_row(attention) for attention in c.attentions]

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from qkv import families
-from qkv.nn.model import build_on_meta
+from qkv.nn.construction import build_on_meta
 
 _DEFAULT_WIDTH = 120  # columns if the output is no terminal
 

@@ -9,8 +9,9 @@ from typing import Literal, NamedTuple
 from qkv import spec
 from qkv.score_functions import SCORE_FUNCTIONS
 
-# how often a product is computed: once per pair of sequences, per source token, per target token, …
-LengthTerm = Literal["1", "M", "N", "M²", "N²", "M·N"]
+# how often a product is computed: once per pair of sequences, per source token, per target token, …; the P tokens of a
+# memory are keys as well
+LengthTerm = Literal["1", "M", "N", "M²", "N²", "M·N", "(M+P)", "(N+P)", "M·(M+P)", "N·(N+P)"]
 
 NUM_STATES = {"lstm": 2, "gru": 1}
 _NUM_GATES = {"lstm": 4, "gru": 3}
@@ -41,47 +42,68 @@ class AttentionSite(NamedTuple):
     layers: int = 1
 
 
-def attention_sites(model: spec.Model) -> list[AttentionSite]:
-    """Return those of the notes' three attentions that the model has."""
+def attention_sites(model: spec.Model, *, with_memory: bool = False) -> list[AttentionSite]:
+    """Return those of the notes' three attentions that the model has.
+
+    Args:
+        model: the model.
+        with_memory: the keys of relative attention are the tokens of a memory too.
+    """
     encoder, decoder, sites = model.encoder, model.decoder, []
     if isinstance(encoder, spec.TransformerStack):
-        sites.append(
-            AttentionSite("encoder self-attention", encoder.block.self_attention, "M", "M", encoder.num_layers)
-        )
+        attention, layers = encoder.block.self_attention, encoder.num_layers
+        key_len: LengthTerm = "(M+P)" if with_memory and attention.relative_positions is not None else "M"
+        sites.append(AttentionSite("encoder self-attention", attention, "M", key_len, layers))
     if isinstance(decoder, spec.TransformerStack):
-        sites.append(
-            AttentionSite("decoder self-attention", decoder.block.self_attention, "N", "N", decoder.num_layers)
-        )
+        attention, layers = decoder.block.self_attention, decoder.num_layers
+        key_len = "(N+P)" if with_memory and attention.relative_positions is not None else "N"
+        sites.append(AttentionSite("decoder self-attention", attention, "N", key_len, layers))
         if decoder.block.cross_attention is not None:
             sites.append(
                 AttentionSite("decoder cross-attention", decoder.block.cross_attention, "N", "M", decoder.num_layers)
             )
-    elif decoder is not None and decoder.attention is not None:
+    elif isinstance(decoder, spec.RecurrentDecoder) and decoder.attention is not None:
         sites.append(AttentionSite("decoder cross-attention", decoder.attention, "N", "M"))
     return sites
 
 
-def model_matmuls(model: spec.Model) -> Iterator[MatMul]:
-    """Yield every matrix product of a forward pass of one pair."""
+def attended_memory(model: spec.Model) -> int:
+    """Return the tokens of preceding segments that self-attention reads; 0 without memory or with a recurrent state."""
+    stack = model.encoder if model.decoder is None else model.decoder
+    return stack.memory_length if isinstance(stack, spec.TransformerStack) else 0
+
+
+def model_matmuls(model: spec.Model, *, with_memory: bool = False) -> Iterator[MatMul]:
+    """Yield every matrix product of a forward pass of one pair; see `attention_sites`."""
     embedding = model.source_embedding
-    if embedding is not None and embedding.projection_dim:
+    if isinstance(embedding, spec.CharacterEmbedding):
+        yield _character_matmul(embedding)
+    elif embedding is not None and embedding.projection_dim:
         macs = embedding.projection_dim * embedding.d_model
         yield MatMul("source embedding", "linear", "M", macs, saved_activations=embedding.d_model)
-    for site in attention_sites(model):
+    for site in attention_sites(model, with_memory=with_memory):
         yield from attention_matmuls(site)
     if isinstance(model.encoder, spec.TransformerStack):
         yield from _feedforward_matmuls("encoder", model.encoder, "M")
-    elif model.encoder is not None:
+    elif isinstance(model.encoder, spec.RecurrentEncoder):
         r = model.encoder
         for inputs in [r.d_model] + [r.output_dim] * (r.layers - 1):
             yield _cell_matmul("encoder recurrence", r.cell, "M", inputs, r.hidden_size, 2 if r.bidirectional else 1)
+    elif isinstance(model.encoder, spec.BiLM):
+        yield from _bilm_matmuls(model.encoder)
     if isinstance(model.decoder, spec.TransformerStack):
         yield from _feedforward_matmuls("decoder", model.decoder, "N")
+    elif isinstance(model.decoder, spec.RecurrentStack):
+        stack = model.decoder
+        for inputs, size in zip((stack.d_model, *stack.layer_sizes[:-1]), stack.layer_sizes, strict=True):
+            yield _cell_matmul("decoder recurrence", stack.cell, "N", inputs, size)
     elif model.decoder is not None:
         yield from _recurrent_decoder_matmuls(model.decoder)
     for head in (model.head, model.aux_head):
         if head is not None:
-            yield from _head_matmuls(head, "N" if model.decoder is not None else "M")
+            num_reads = 2 if head.kind == "lm" and isinstance(model.encoder, spec.BiLM) else 1  # once per direction
+            for _ in range(num_reads):
+                yield from _head_matmuls(head, "N" if model.decoder is not None else "M")
 
 
 def attention_matmuls(site: AttentionSite) -> Iterator[MatMul]:
@@ -89,6 +111,7 @@ def attention_matmuls(site: AttentionSite) -> Iterator[MatMul]:
     module, a, query_len, key_len, layers = site
     query, key, value = (a.heads * size for size in (a.q_head_dim, a.k_head_dim, a.effective_v_head_dim))
     pair_terms: dict[str, LengthTerm] = {"MM": "M²", "NN": "N²", "NM": "M·N"}
+    pair_terms |= {"M(M+P)": "M·(M+P)", "N(N+P)": "N·(N+P)"}
     repeats: dict[str, LengthTerm] = {
         "query": query_len,
         "key": key_len,
@@ -101,6 +124,11 @@ def attention_matmuls(site: AttentionSite) -> Iterator[MatMul]:
         yield MatMul(
             module, "linear", key_len, a.effective_kv_dim * (key + value), layers, saved_activations=key + value
         )
+    if a.relative_positions is not None:  # about as many distances as there are queries and keys
+        for term in (query_len, key_len):
+            yield MatMul(module, "linear", term, a.query_dim * query, layers, saved_activations=query)
+        yield MatMul(module, "attention", pair_terms[query_len * 2], query, layers)
+        yield MatMul(module, "attention", repeats["pair"], query, layers, saved_activations=3 * a.heads)
     for product in SCORE_FUNCTIONS.get(a.score_fn).products(a):
         yield MatMul(module, "attention", repeats[product.per], product.macs, layers, product.saved_activations)
     yield MatMul(module, "attention", repeats["pair"], value, layers)
@@ -132,6 +160,23 @@ def _cell_matmul(
     )
 
 
+def _character_matmul(e: spec.CharacterEmbedding) -> MatMul:
+    """Return the products of one word of the maximum length: convolutions, highway layers and projection."""
+    groups = [(w, count, e.max_characters - w + 1) for w, count in zip(e.filter_widths, e.filter_counts, strict=True)]
+    convolutions = sum(width * e.char_dim * count * windows for width, count, windows in groups)
+    linear = e.num_filters * (2 * e.num_highway * e.num_filters + e.d_model)
+    saved_activations = sum(count * windows for _, count, windows in groups) + (3 * e.num_highway + 1) * e.num_filters
+    return MatMul("source embedding", "linear", "M", convolutions + linear, saved_activations=saved_activations)
+
+
+def _bilm_matmuls(encoder: spec.BiLM) -> Iterator[MatMul]:
+    """Yield the products of both directions: gates from input and projected state, and the projection."""
+    width, hidden, gates = encoder.d_model, encoder.hidden_size, _NUM_GATES["lstm"]
+    macs = 2 * (gates * hidden * 2 * width + hidden * width)
+    saved_activations = 2 * (2 * gates * hidden + 2 * width)
+    yield MatMul("encoder recurrence", "linear", "M", macs, encoder.layers, saved_activations)
+
+
 def _recurrent_decoder_matmuls(d: spec.RecurrentDecoder) -> Iterator[MatMul]:
     context = 0 if d.attention is None else d.attention.output_dim
     for inputs in [d.d_model + context] + [d.hidden_size] * (d.layers - 1):
@@ -145,13 +190,12 @@ def _recurrent_decoder_matmuls(d: spec.RecurrentDecoder) -> Iterator[MatMul]:
 
 
 def _head_matmuls(head: spec.Head, seq_len: LengthTerm) -> Iterator[MatMul]:
-    width, repeats = head.d_model, seq_len
+    repeats = seq_len
     if not head.is_token_level:
         repeats = "1"
         if isinstance(head.pool, spec.Attention):  # one learned query per sequence
-            width = head.pool.output_dim
             yield from attention_matmuls(AttentionSite("head", head.pool, "1", seq_len))
-    input_dim = head.num_concat_layers * width
+    input_dim, width = head.pooled_dim, head.dense_dim
     if head.dense_activation is not None:
         yield MatMul("head dense", "linear", repeats, input_dim * width, saved_activations=2 * width)
         input_dim = width

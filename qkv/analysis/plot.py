@@ -43,10 +43,10 @@ HeadSelection = Literal["mean", "each"] | Sequence[int]
 AlignmentItem = tuple[Tensor, Sequence[str], Sequence[str], str | None]  # weights, source, target, title
 
 _SUFFIXES = (".png", ".svg", ".pdf")
-_INK, _GREY = "#1c2330", "#6b7484"
+INK, _GREY = "#1c2330", "#6b7484"
 _COLORS = ("#11151f", "#2b3a5e", "#5f7db3", "#b3c6e4", "#ffffff")  # from dark to white in even steps of lightness
 _POINT = 1 / 72  # inches
-_DPI = 200
+DPI = 200
 _MIN_CELL, _MAX_CELL = 0.12, 0.38  # side of a cell in inches
 
 
@@ -96,7 +96,7 @@ def plot_alignment(
         title: a line above the plot.
         heads: "mean" of all heads in one panel, "each" in its own panel, or the numbers of the heads to draw, from 0.
     """
-    file = None if path is None else _check_output_path(path)
+    file = None if path is None else check_output_path(path)
     _check_title(title)
     maps = _check_weights(weights, source, target, location="alignment")  # [H, N, M]
     source_labels, target_labels = _visible_tokens(source), _visible_tokens(target)
@@ -110,7 +110,7 @@ def plot_alignment(
             _Panel(maps[h], source_labels if i < columns else [], [] if i % columns else target_labels, f"head {h}")
             for i, h in enumerate(head_ids)
         ]
-    return _finish_figure(_draw_panels(panels, _num_columns(len(panels), 4), title), file)
+    return finish_figure(_draw_panels(panels, _num_columns(len(panels), 4), title), file)
 
 
 def plot_alignments(
@@ -131,7 +131,7 @@ def plot_alignments(
         title: a line above the plot.
         columns: maximum number of panels per row.
     """
-    file = None if path is None else _check_output_path(path)
+    file = None if path is None else check_output_path(path)
     _check_title(title)
     check_number(columns, "columns", 1)
     expected = "the result of qkv.alignments"
@@ -148,7 +148,7 @@ def plot_alignments(
             raise InputError(f"items: item {i + 1} is {describe_value(item)}; expected {expected}")
         mean = _check_weights(weights, source, target, location=f"alignments: item {i + 1}").mean(0)
         panels.append(_Panel(mean, _visible_tokens(source), _visible_tokens(target), caption))
-    return _finish_figure(_draw_panels(panels, _num_columns(len(panels), columns), title), file)
+    return finish_figure(_draw_panels(panels, _num_columns(len(panels), columns), title), file)
 
 
 def _num_columns(num_panels: int, max_columns: int) -> int:
@@ -215,10 +215,10 @@ def _draw_panels(panels: list[_Panel], columns: int, title: str | None) -> Noteb
     height = 2 * dims.margin + title_height + sum(label_heights) + sum(panel_heights) + (len(rows) - 1) * dims.gap
     if title is not None:
         width = max(width, 2 * dims.margin + _text_width(title, dims.font + 2, bold=True))
-    fig = NotebookFigure(figsize=(width, height), dpi=_DPI, facecolor="white")
+    fig = NotebookFigure(figsize=(width, height), dpi=DPI, facecolor="white")
     page = _Page(fig, width, height)
     if title is not None:
-        page.text(dims.margin, dims.margin, title, size=dims.font + 2, weight="bold", color=_INK, va="top")
+        page.text(dims.margin, dims.margin, title, size=dims.font + 2, weight="bold", color=INK, va="top")
     y = dims.margin + title_height
     for r, row in enumerate(rows):
         x = dims.margin
@@ -258,7 +258,7 @@ class _Page:
 
     def text(self, x: float, y: float, text: str, **style: Any) -> None:
         # dollar signs in tokens are no formulas
-        self.fig.text(x / self.width, 1 - y / self.height, text, family=_font_families(), parse_math=False, **style)
+        self.fig.text(x / self.width, 1 - y / self.height, text, family=font_families(), parse_math=False, **style)
 
 
 def _draw_cells(page: _Page, panel: _Panel, x: float, y: float, dims: _Dimensions, max_weight: float) -> None:
@@ -281,10 +281,10 @@ def _draw_labels(page: _Page, panel: _Panel, x: float, y: float, dims: _Dimensio
     rotation = 0 if _labels_fit(panel, dims) else 90
     for i, token in enumerate(panel.source):
         style: dict[str, Any] = {"ha": "center", "va": "baseline" if rotation == 0 else "bottom", "rotation": rotation}
-        page.text(x + (i + 0.5) * dims.cell, y - dims.pad, token, size=dims.font, color=_INK, **style)
+        page.text(x + (i + 0.5) * dims.cell, y - dims.pad, token, size=dims.font, color=INK, **style)
     for i, token in enumerate(panel.target):
         style = {"ha": "right", "va": "center_baseline"}
-        page.text(x - dims.pad, y + (i + 0.5) * dims.cell, token, size=dims.font, color=_INK, **style)
+        page.text(x - dims.pad, y + (i + 0.5) * dims.cell, token, size=dims.font, color=INK, **style)
 
 
 def _draw_color_bar(page: _Page, x: float, y: float, height: float, dims: _Dimensions, max_weight: float) -> None:
@@ -333,13 +333,13 @@ def _text_width(text: str, size: float, bold: bool = False) -> float:
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import text_to_path
 
-    font = FontProperties(family=_font_families(), size=size, weight="bold" if bold else "normal")
+    font = FontProperties(family=font_families(), size=size, weight="bold" if bold else "normal")
     width, _, _ = text_to_path.get_text_width_height_descent(text, font, ismath=False)
     return float(width) * _POINT
 
 
 @cache
-def _font_families() -> list[str]:
+def font_families() -> list[str]:
     """Return matplotlib's own font, then installed fonts for scripts that it lacks."""
     from matplotlib.font_manager import get_font_names
 
@@ -364,7 +364,7 @@ def _colormap() -> Colormap:
 # ---- writing --------------------------------------------------------------------------------------------------------
 
 
-def _check_output_path(path: str | os.PathLike[str]) -> Path:
+def check_output_path(path: str | os.PathLike[str]) -> Path:
     """Return the output path; refuse one that cannot be written before any work is done."""
     file = check_path(path, "path", "the name of a .png, .svg or .pdf file")
     if file.suffix.lower() not in _SUFFIXES:
@@ -374,7 +374,7 @@ def _check_output_path(path: str | os.PathLike[str]) -> Path:
     return file
 
 
-def _finish_figure(fig: NotebookFigure, file: Path | None) -> Figure:
+def finish_figure(fig: NotebookFigure, file: Path | None) -> Figure:
     """Write the figure atomically if a file is named, and return it."""
     if file is not None:
         atomic_write_bytes(file, fig.to_bytes(file.suffix.lower()[1:]))

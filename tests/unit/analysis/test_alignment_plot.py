@@ -36,13 +36,13 @@ def soft(target: list[str], source: list[str], heads: int | None = None) -> Tens
 def figures(monkeypatch: pytest.MonkeyPatch) -> Figures:
     """The figures that were drawn."""
     drawn: Figures = []
-    finish = plot._finish_figure
+    finish = plot.finish_figure
 
     def keep(figure: Any, file: Path | None) -> Any:
         drawn.append(figure)
         return finish(figure, file)
 
-    monkeypatch.setattr(plot, "_finish_figure", keep)
+    monkeypatch.setattr(plot, "finish_figure", keep)
     return drawn
 
 

@@ -311,3 +311,22 @@ def test_the_table_is_aligned_and_names_every_part(name: str, shape: dict[str, A
     )
     assert max(map(len, lines)) <= 120
     assert not text.endswith("\n")  # print adds it
+
+
+def test_attention_to_a_memory_is_counted_as_a_real_forward_pass_computes_it() -> None:
+    family, memory_length, length = get_family("transformer_xl"), 24, 8
+    config = family.Config(d_model=32, heads=4, layers=2, d_ff=48, memory_length=memory_length)
+    model_spec = family.make_spec(config, target_vocab_size=50, eos_id=0)
+    model = nn.build(model_spec).eval()
+    source = Ragged.pack([torch.arange(length)])
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model.forward_with_memory(source, model.initial_memory(1))
+    with_memory = cost(model_spec, source_length=0, target_length=length, memory_length=memory_length)
+    assert with_memory.forward_flops == pytest.approx(counter.get_total_flops(), rel=0.05)
+    assert with_memory.attentions[0].formula == "2·N²·k + 6·N·(N+P)·k"
+    assert value(with_memory.attentions[0].formula.replace("(N+P)", "32"), with_memory.attentions[0], n=length) == (
+        with_memory.attentions[0].flops_per_layer
+    )
+    assert "N = 8 target tokens after P = 24 of memory" in render_cost_table(with_memory)
+    without = cost(model_spec, source_length=0, target_length=length)
+    assert without.attentions[0].formula == "8·N²·k"
