@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from qkv.families import transformer
-from qkv.nn.model import EncoderDecoder, build
+from qkv.nn.construction import build
+from qkv.nn.model import EncoderDecoder
 from qkv.nn.position import sinusoids
 from qkv.nn.ragged import Ragged
 

@@ -18,6 +18,8 @@ from qkv.checkpoints.state import AnyModel
 from qkv.data.image_processor import ImageProcessor
 from qkv.errors import InputError, check_flag, check_names
 from qkv.nn import EncoderDecoder, Ragged
+from qkv.nn.bilm import BiLM
+from qkv.nn.bilm_encoder import BiLMEncoder
 from qkv.nn.capture import capture_attention, collect_batches
 from qkv.nn.frontend import RawInput
 from qkv.nn.stack import Stack
@@ -199,14 +201,21 @@ class ModelBundle:
             hidden = model.hidden_states(batch.source, batch.token_type_ids).hidden
         if model.head is None or not has_logits:
             return []
+        if isinstance(model, BiLMEncoder) and model.is_language_model:
+            return hidden.to_tokens().with_values(model.logits(batch.source)).sequences()
+        hidden = hidden.to_tokens() if model.head.spec.is_token_level else hidden
         logits: Tensor = model.head(hidden)
         return hidden.with_values(logits).sequences() if model.head.spec.is_token_level else list(logits)
 
     def _layer_states(self, batch: _Batch) -> list[Tensor]:
         """Return the hidden states [layers + 1, n, d_model] of each input; of a recurrent encoder, the last layer."""
         stack, embedded = self.model.input_stack, self.model.embed_inputs(batch.source, batch.token_type_ids)
-        states = stack.all_hidden_states(embedded) if isinstance(stack, Stack) else [stack(embedded).hidden.values]
-        by_input = embedded.with_values(torch.stack(list(states), 1)).sequences()  # [n, layers + 1, d_model] each
+        if isinstance(stack, Stack | BiLM):
+            states = list(stack.all_hidden_states(embedded))
+        else:
+            states = [stack(embedded).hidden.values]
+        by_token = embedded.with_values(torch.stack(states, 1)).to_tokens()  # [T, layers + 1, d_model]
+        by_input = by_token.sequences()  # [n, layers + 1, d_model] each
         return [layers.transpose(0, 1) for layers in by_input]
 
     def _token_names(self, ids: Sequence[int]) -> list[str]:

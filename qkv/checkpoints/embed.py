@@ -10,8 +10,17 @@ import torch
 from torch import Tensor
 
 from qkv.checkpoints.arguments import as_bundle, as_texts
-from qkv.checkpoints.inputs import EncodedBatch, OnTooLong, TextOrPair, check_locations, encode_inputs, iter_batches
+from qkv.checkpoints.inputs import (
+    EncodedBatch,
+    OnTooLong,
+    TextOrPair,
+    check_locations,
+    encode_inputs,
+    iter_batches,
+    require_tokenizer,
+)
 from qkv.errors import InputError, check_choice, check_flag, check_number
+from qkv.nn.bilm import BiLM
 from qkv.nn.layer_mix import concat_last_layers, last_layers
 from qkv.nn.ragged import Ragged
 from qkv.nn.stack import Stack
@@ -72,33 +81,40 @@ def embed(
     names = check_locations(locations, items)
     encodings = encode_inputs(bundle, items, names, on_too_long=on_too_long, parse_special_tokens=parse_special_tokens)
     embeddings: list[Tensor] = [torch.empty(0)] * len(encodings)
+    cls_index = -1 if encodings[0].ids[-1] == require_tokenizer(bundle).cls_id else 0  # XLNet's is the last token
     for batch in iter_batches(bundle, encodings, batch_tokens):
-        hidden = batch.source.with_values(_layer_features(bundle, batch, layers).float())
+        hidden = _layer_features(bundle, batch, layers)
+        hidden = hidden.with_values(hidden.values.float())
+        if pool in ("tokens", "words"):
+            hidden = hidden.to_tokens()
         if pool == "words":
             hidden = pool_subwords(hidden, [encodings[i].word_ids for i in batch.input_indices], subword_pooling)
-        for row, vectors in zip(batch.input_indices, _pool(hidden, pool), strict=True):
+        for row, vectors in zip(batch.input_indices, _pool(hidden, pool, cls_index), strict=True):
             embeddings[row] = (torch.nn.functional.normalize(vectors, dim=-1) if normalize else vectors).cpu()
     return embeddings
 
 
-def _layer_features(bundle: ModelBundle, batch: EncodedBatch, layers: LayerSelection | int) -> Tensor:
+def _layer_features(bundle: ModelBundle, batch: EncodedBatch, layers: LayerSelection | int) -> Ragged:
     stack, embedded = bundle.model.input_stack, bundle.model.embed_inputs(batch.source, batch.token_type_ids)
     if layers == "last":
-        hidden: Tensor = stack(embedded).hidden.values
+        hidden: Ragged = stack(embedded).hidden
         return hidden
-    if not isinstance(stack, Stack):
+    if not isinstance(stack, Stack | BiLM):
         raise InputError("layers: a recurrent encoder has only its last layer")
     layer_states = stack.all_hidden_states(embedded)
     if isinstance(layers, int):
         if not 0 <= layers < len(layer_states):
             raise InputError(f"layers: there is no layer {layers}; this model has 0 to {len(layer_states) - 1}")
-        return layer_states[layers]
-    return torch.stack(last_layers(layer_states)).sum(0) if layers == "sum" else concat_last_layers(layer_states)
+        return embedded.with_values(layer_states[layers])
+    is_sum = layers == "sum"
+    return embedded.with_values(
+        torch.stack(last_layers(layer_states)).sum(0) if is_sum else concat_last_layers(layer_states)
+    )
 
 
-def _pool(hidden: Ragged, pool: Pooling) -> list[Tensor]:
+def _pool(hidden: Ragged, pool: Pooling, cls_index: int) -> list[Tensor]:
     if pool in ("tokens", "words"):
         return hidden.sequences()
     if pool == "cls":
-        return [sequence[0] for sequence in hidden.sequences()]
+        return [sequence[cls_index] for sequence in hidden.sequences()]
     return [sequence.mean(0) for sequence in hidden.sequences()]

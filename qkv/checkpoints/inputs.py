@@ -48,13 +48,17 @@ def encode_inputs(
     *,
     on_too_long: OnTooLong = "refuse",
     parse_special_tokens: bool = False,
+    max_length: int | None = None,
+    keep: Literal["beginning", "end"] = "beginning",
 ) -> list[Encoding]:
     """Encode texts or pairs in the model's template.
 
     An empty input is refused, and so is one that exceeds the model's maximum length unless `on_too_long` is "truncate".
-    `locations` name the inputs in error messages.
+    `locations` name the inputs in error messages. An input is truncated to `max_length`, by default that of the model,
+    and keeps its beginning, or its end if it is a prompt.
     """
-    max_length = max_input_length(bundle.model.spec)
+    if max_length is None:
+        max_length = max_input_length(bundle.model.spec)
     encodings = require_tokenizer(bundle).encode_plus_batch(list(inputs), parse_special_tokens=parse_special_tokens)
     for i, (encoding, location) in enumerate(zip(encodings, locations, strict=True)):
         if all(sequence_id is None for sequence_id in encoding.sequence_ids):
@@ -62,7 +66,7 @@ def encode_inputs(
         if len(encoding.ids) > max_length and on_too_long == "refuse":
             reason = f"{len(encoding.ids)} tokens, and the model takes at most {max_length}"
             raise InputError(f"{location}: {reason}; shorten it, or choose --on-too-long truncate")
-        encodings[i] = truncate(encoding, max_length)
+        encodings[i] = (truncate if keep == "beginning" else _truncate_prompt)(encoding, max_length)
     return encodings
 
 
@@ -74,7 +78,7 @@ def iter_batches(bundle: ModelBundle, encodings: Sequence[Encoding], max_tokens:
             selected = [encodings[i] for i in indices]
             source = Ragged.pack([torch.tensor(encoding.ids) for encoding in selected]).to(model.device)
             token_type_ids = None
-            if has_token_types(model.spec):
+            if model.spec.has_token_types:
                 token_types = [torch.tensor(encoding.token_type_ids) for encoding in selected]
                 token_type_ids = torch.cat(token_types).to(model.device)
             begin_batch(indices)
@@ -84,12 +88,6 @@ def iter_batches(bundle: ModelBundle, encodings: Sequence[Encoding], max_tokens:
 def max_input_length(model_spec: spec.Model) -> int:
     """Return the maximum number of input tokens."""
     return spec.input_embedding(model_spec).max_length
-
-
-def has_token_types(model_spec: spec.Model) -> bool:
-    """Return whether the model embeds token types (segments A and B), as BERT does."""
-    embedding = model_spec.source_embedding
-    return model_spec.decoder is None and isinstance(embedding, spec.Embedding) and embedding.num_segments > 0
 
 
 def truncate(encoding: Encoding, max_length: int) -> Encoding:
@@ -107,6 +105,16 @@ def truncate(encoding: Encoding, max_length: int) -> Encoding:
         if sequence_id is not None:
             remaining[sequence_id] -= 1
     return select_tokens(encoding, indices)
+
+
+def _truncate_prompt(encoding: Encoding, max_length: int) -> Encoding:
+    """Remove the first tokens of a text, so that its continuation follows; special tokens of the template stay."""
+    excess = len(encoding.ids) - max_length
+    if excess <= 0:
+        return encoding
+    text_indices = [i for i, sequence_id in enumerate(encoding.sequence_ids) if sequence_id is not None]
+    removed = set(text_indices[:excess])
+    return select_tokens(encoding, [i for i in range(len(encoding.ids)) if i not in removed])
 
 
 def select_tokens(encoding: Encoding, indices: Sequence[int]) -> Encoding:

@@ -20,7 +20,8 @@ from qkv.checkpoints.hf_checkpoint import read_json
 from qkv.checkpoints.state import AnyModel, detached_state_dict, load_state, unique_state_dict
 from qkv.errors import InputError
 from qkv.files import atomic_write_text
-from qkv.nn.model import build_on_meta, is_head_or_lora, set_features_and_lora
+from qkv.nn.construction import build_on_meta, set_features_and_lora
+from qkv.nn.model import is_head_or_lora
 
 LORA_FILE = "lora.safetensors"
 BASE_REFERENCE = "lora.json"

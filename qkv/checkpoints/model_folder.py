@@ -1,4 +1,4 @@
-"""A model as a folder: ours (spec.json, model.safetensors, tokenizers) or a Hugging Face checkpoint."""
+"""A model as a folder: ours (spec.json, model.safetensors, tokenizers), a Hugging Face checkpoint, or fastai's."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from torch import Tensor
 
 from qkv import families, spec
 from qkv.checkpoints.bundle import ModelBundle
+from qkv.checkpoints.elmo_weights import is_elmo, make_tokenizer, read_elmo_spec, read_elmo_tensors
+from qkv.checkpoints.fastai import is_fastai, read_fastai
 from qkv.checkpoints.generation_settings import load_generation_settings, save_generation_settings
 from qkv.checkpoints.hf_checkpoint import CONFIG_FILE, hf_config_text, is_checkpoint, read_checkpoint, write_checkpoint
 from qkv.checkpoints.hub import path_errors, resolve
@@ -27,14 +29,16 @@ from qkv.checkpoints.state import (
     load_state,
     unique_state_dict,
 )
+from qkv.checkpoints.transformer_xl_words import find_words_file, load_word_tokenizer
 from qkv.checkpoints.unfinished_run import read_unfinished_weights
 from qkv.data.image_processor import PREPROCESSOR, ImageProcessor
 from qkv.errors import InputError, check_choice, check_names, check_path, check_type, quote
 from qkv.families.heads import with_head
 from qkv.families.hf.convert import convert_checkpoint, has_hf_form, to_hf_checkpoint
 from qkv.files import atomic_write_text, read_text_file
+from qkv.nn.construction import build_on_meta, set_features_and_lora
 from qkv.nn.device import find_device
-from qkv.nn.model import build_on_meta, is_head_or_lora, set_features_and_lora
+from qkv.nn.model import is_head_or_lora
 from qkv.tokenization.hf import load_tokenizers, save_tokenizers
 from qkv.tokenization.tokenizer import Tokenizer
 
@@ -156,6 +160,10 @@ def _load(
         bundle = _load_adapter(folder, head, labels, base)
     elif not (folder / SPEC_FILE).is_file() and is_checkpoint(folder):
         bundle = _load_hf(folder, head, labels)
+    elif not (folder / SPEC_FILE).is_file() and is_elmo(folder):
+        bundle = _load_elmo(folder, head, labels)
+    elif not (folder / SPEC_FILE).is_file() and is_fastai(folder):
+        bundle = _load_fastai(folder, head, labels)
     else:
         bundle = _load_native(folder, head, labels, runs)
     _check_vocabularies(bundle, folder)
@@ -172,6 +180,10 @@ def read_spec(folder: str | Path) -> spec.Model:
             return read_adapter(folder, None)[0].spec
         if not (folder / SPEC_FILE).is_file() and is_checkpoint(folder):
             return read_checkpoint(folder).spec
+        if not (folder / SPEC_FILE).is_file() and is_elmo(folder):
+            return read_elmo_spec(folder)
+        if not (folder / SPEC_FILE).is_file() and is_fastai(folder):
+            return read_fastai(folder).spec
         return _load_native_spec(folder)
 
 
@@ -185,9 +197,32 @@ def _load_hf(folder: Path, head: str | None, labels: Sequence[str] | None) -> Mo
     return ModelBundle(model, source_tokenizer, target_tokenizer, image_processor, missing, unexpected)
 
 
+def _load_elmo(folder: Path, head: str | None, labels: Sequence[str] | None) -> ModelBundle:
+    model_spec = read_elmo_spec(folder)
+    model, missing, unused = build_from_tensors(
+        model_spec, read_elmo_tensors(folder, model_spec), str(folder), new_head=False
+    )
+    if head is not None or labels is not None:
+        model, missing, unused = _replace_head(model, head, labels, str(folder))
+    tokenizer = make_tokenizer()
+    return ModelBundle(model, tokenizer, tokenizer, None, missing, unused)
+
+
 def _load_hf_tokenizers(folder: Path, model_spec: spec.Model) -> tuple[Tokenizer | None, Tokenizer | None]:
     template = getattr(families.get_family(model_spec.family), "TOKENIZER_TEMPLATE", None)
+    words_file = find_words_file(folder) if model_spec.family == "transformer_xl" else None
+    if words_file is not None:
+        tokenizer = load_word_tokenizer(words_file)
+        return tokenizer, tokenizer
     return load_tokenizers(folder, template, families.tokenizer_templates()) or (None, None)
+
+
+def _load_fastai(folder: Path, head: str | None, labels: Sequence[str] | None) -> ModelBundle:
+    checkpoint = read_fastai(folder)
+    model, missing, unused = build_from_tensors(checkpoint.spec, checkpoint.tensors, str(folder), new_head=False)
+    if head is not None or labels is not None:
+        model, missing, unused = _replace_head(model, head, labels, str(folder))
+    return ModelBundle(model, checkpoint.tokenizer, checkpoint.tokenizer, None, missing, unused)
 
 
 def _load_adapter(folder: Path, head: str | None, labels: Sequence[str] | None, base: str | Path | None) -> ModelBundle:

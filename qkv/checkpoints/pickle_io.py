@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import pickletools
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,22 @@ import torch
 from torch import Tensor
 
 from qkv.errors import InputError, quote
-from qkv.files import os_error
+from qkv.files import os_error, read_file
 
+# opcodes of a pickled list of strings, in all protocols
+STRING_OPCODES = ("UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8")
+PUT_OPCODES, GET_OPCODES = ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"), ("GET", "BINGET", "LONG_BINGET")
+_LIST_OPCODES = ("PROTO", "FRAME", "EMPTY_LIST", "LIST", "MARK", "APPEND", "APPENDS", "STOP")
 _MAX_TIED_COPIES = 8  # names of one tensor: the embedding of a BART has four
 
 
-def load_pickle(path: Path) -> dict[str, Tensor]:
-    """Read the tensors of a `.bin` file; one that holds anything but tensors is refused, since it could run code."""
+def load_pickle(path: Path, *, key: str | None = None) -> dict[str, Tensor]:
+    """Read the tensors of a `.bin` file; one that holds anything but tensors is refused, since it could run code.
+
+    Args:
+        path: the file.
+        key: the name under which the tensors may be, beside others such as the state of an optimizer.
+    """
     try:
         file_size = path.stat().st_size
         is_archive = zipfile.is_zipfile(path)
@@ -28,6 +38,8 @@ def load_pickle(path: Path) -> dict[str, Tensor]:
     if is_archive:
         _check_archive(path, file_size)
     state_dict = _load(path, mmap=is_archive)  # files from before torch 1.6 are no archives and cannot be mapped
+    if key is not None and isinstance(state_dict, dict) and isinstance(state_dict.get(key), dict):
+        state_dict = state_dict[key]
     if not isinstance(state_dict, dict) or not all(isinstance(value, Tensor) for value in state_dict.values()):
         raise InputError(f"{path}: holds more than named tensors; convert it to safetensors where it came from")
     for name, tensor in state_dict.items():
@@ -36,7 +48,43 @@ def load_pickle(path: Path) -> dict[str, Tensor]:
         _check_tensor(tensor, f"{path}: {quote(name)}")
     if sum(tensor.numel() * tensor.element_size() for tensor in state_dict.values()) > _MAX_TIED_COPIES * file_size:
         raise InputError(f"{path}: its tensors are larger than the file; restore it from where it came from")
-    return dict(state_dict)
+    return _unshare(state_dict)
+
+
+def _unshare(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copy tensors that share memory with an earlier one: parameters of ours that are equal need not be tied."""
+    seen: set[int] = set()
+    separate = {}
+    for name, tensor in state_dict.items():
+        address = tensor.untyped_storage().data_ptr()
+        separate[name] = tensor.clone() if address in seen and address else tensor
+        seen.add(address)
+    return separate
+
+
+def load_string_list(path: Path) -> list[str]:
+    """Read a pickled list of strings without unpickling it: its opcodes are read, and none but those of such a list."""
+    content, strings, num_lists = read_file(path), [], 0
+    memo: dict[Any, str | None] = {}
+    last_string: str | None = None
+    try:
+        for opcode, argument, _ in pickletools.genops(content):
+            num_lists += opcode.name in ("EMPTY_LIST", "LIST")
+            if opcode.name in STRING_OPCODES:
+                last_string = str(argument)
+                strings.append(last_string)
+            elif opcode.name in PUT_OPCODES:
+                memo[len(memo) if argument is None else argument] = last_string
+            elif opcode.name in GET_OPCODES and memo.get(argument) is not None:
+                strings.append(str(memo[argument]))
+            elif opcode.name not in _LIST_OPCODES or num_lists > 1:
+                raise InputError(f"{path}: holds more than a list of words; it was not loaded")
+    except InputError:
+        raise
+    except Exception as error:  # a damaged pickle raises many types
+        reason = (str(error).splitlines() or [""])[0] or type(error).__name__
+        raise InputError(f"{path}: damaged, or no pickled list of words ({quote(reason)}); restore it") from None
+    return strings
 
 
 def _check_archive(path: Path, file_size: int) -> None:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from qkv import spec
 from qkv.errors import InputError, quote
 from qkv.nn import Decoder, Encoder, EncoderDecoder
+from qkv.nn.construction import build_on_meta
 from qkv.nn.init import init_weights
-from qkv.nn.model import build_on_meta
 
 AnyModel = Encoder | Decoder | EncoderDecoder
 
@@ -156,6 +156,7 @@ def _init_missing(model: AnyModel, missing: Collection[str]) -> None:
         reset = getattr(module, "reset_parameters", None)
         if reset is not None:
             reset()
+            continue
         for _, buffer in module.named_buffers(recurse=False):
             nn.init.zeros_(buffer)
     init_weights(model.spec, modules)

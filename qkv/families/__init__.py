@@ -15,7 +15,25 @@ from qkv.foreign_names import family_hint
 from qkv.registry import Registry
 from qkv.tokenization.template import Template
 
-_MODULES = ("bart", "bert", "gpt", "gpt2", "marian", "rnn", "roberta", "t5", "transformer", "vit")
+_MODULES = (
+    "awd_lstm",
+    "bart",
+    "bert",
+    "bow",
+    "elmo",
+    "gpt",
+    "gpt2",
+    "lstm_lm",
+    "marian",
+    "rnn",
+    "roberta",
+    "t5",
+    "transformer",
+    "transformer_xl",
+    "vit",
+    "word2vec",
+    "xlnet",
+)
 
 FAMILIES: Registry[ModuleType] = Registry("family", {name: f"qkv.families.{name}" for name in _MODULES})
 
@@ -28,7 +46,9 @@ _FAMILY_BY_MODEL_TYPE = {
     "openai-gpt": "gpt",
     "roberta": "roberta",
     "t5": "t5",
+    "transfo-xl": "transformer_xl",
     "vit": "vit",
+    "xlnet": "xlnet",
 }
 
 

@@ -118,9 +118,7 @@ def _adapt_embedding(embedding: s.Embedding | s.PatchEmbedding | None, config: C
     )
 
 
-def _adapt_stack(
-    stack: s.TransformerStack | s.RecurrentEncoder | s.RecurrentDecoder | None, config: Config, heads: int, d_ff: int
-) -> s.TransformerStack:
+def _adapt_stack(stack: object, config: Config, heads: int, d_ff: int) -> s.TransformerStack:
     """Return the Transformer's stack with its own number of heads and d_ff, and dropout after the activation."""
     assert isinstance(stack, s.TransformerStack)
     attention = s.replace(stack.block.self_attention, heads=heads)

@@ -6,9 +6,11 @@ from typing import Literal, cast
 
 from qkv import spec as s
 from qkv.errors import InputError, did_you_mean, quote
+from qkv.families import get_family
+from qkv.spec.check import is_bidirectional
 
 HEAD_NAMES = ("seq2seq_lm", "sequence", "token", "span", "choice", "backbone")
-Pooling = Literal["first", "last", "mean", "attention"]
+Pooling = Literal["first", "last", "mean", "concat", "final", "attention"]
 _LM_HEADS = ("seq2seq_lm", "lm")
 _DECODER_HEADS = ("sequence", "span")  # BART's heads that read the decoder (Lewis et al. 2020, 3)
 
@@ -20,7 +22,7 @@ def with_head(model: s.Model, head: str, labels: tuple[str, ...]) -> s.Model:
     decoder for `sequence` and `span`, as BART does: the decoder reads the input again. Any other head reads the encoder
     alone. `backbone` removes the head.
     """
-    known = (*HEAD_NAMES, "lm") if model.encoder is None else HEAD_NAMES
+    known = (*HEAD_NAMES, "lm") if model.encoder is None or isinstance(model.encoder, s.BiLM) else HEAD_NAMES
     if head not in known:
         raise InputError(f"head: this family has no {quote(head)}; {did_you_mean(head[:60], known)}")
     if head == "backbone":
@@ -30,9 +32,12 @@ def with_head(model: s.Model, head: str, labels: tuple[str, ...]) -> s.Model:
     kind = cast("Literal['sequence', 'token', 'span', 'choice']", head)
     if model.encoder is None or _reads_decoder(model, head):
         decoder = model.decoder
-        assert isinstance(
-            decoder, s.TransformerStack
-        )  # a recurrent decoder has an encoder, and its own embedding table
+        if isinstance(decoder, s.RecurrentStack):
+            heads: dict[str, s.Head] = get_family(model.family).task_heads(
+                decoder.output_dim, labels, decoder.output_dropout
+            )
+            return s.replace(model, head=heads[kind], aux_head=None)
+        assert isinstance(decoder, s.TransformerStack)  # `_reads_decoder`
         head_spec = s.classification_head(kind, decoder.d_model, labels, pool="last", dropout=decoder.block.dropout)
         return s.replace(model, head=head_spec, aux_head=None)
     encoder = model.encoder
@@ -64,7 +69,10 @@ def with_pooling(model: s.Model, pooling: Pooling) -> s.Model:
         raise InputError(f"finetune.pooling: this model has {kind}; leave it out")
     if pooling_name(head) == pooling:
         return model
-    pool: s.Attention | Literal["last", "mean"] | None = None
+    if pooling == "final" and not is_bidirectional(model.encoder):
+        reason = f"final reads both directions of a recurrent encoder, which this {model.family} lacks"
+        raise InputError(f"finetune.pooling: {reason}; choose last, mean or attention")
+    pool: s.Attention | Literal["last", "mean", "concat", "final"] | None = None
     if pooling == "attention":
         stack = model.encoder if model.decoder is None else model.decoder
         num_heads = stack.block.self_attention.heads if isinstance(stack, s.TransformerStack) else 1
@@ -87,6 +95,9 @@ def _reads_decoder(model: s.Model, head: str) -> bool:
 
 
 def _lm_head(model: s.Model, head: str) -> s.Head:
+    if isinstance(model.encoder, s.BiLM):
+        vocab_size = cast("s.Embedding", model.source_embedding).vocab_size
+        return s.Head(kind="lm", d_model=model.encoder.d_model, num_outputs=vocab_size, bias=True)
     if model.decoder is None or model.target_embedding is None:
         raise InputError(f"head: this {model.family} is an encoder, and '{head}' needs a decoder")
     if model.head is not None and model.head.kind == "lm":
@@ -94,6 +105,9 @@ def _lm_head(model: s.Model, head: str) -> s.Head:
     vocab_size = model.target_embedding.vocab_size
     if isinstance(model.decoder, s.TransformerStack):
         return s.Head(kind="lm", d_model=model.decoder.d_model, num_outputs=vocab_size, tie_embeddings=True)
+    if isinstance(model.decoder, s.RecurrentStack):
+        width, is_tied = model.decoder.output_dim, model.decoder.output_dim == model.target_embedding.d_model
+        return s.Head(kind="lm", d_model=width, num_outputs=vocab_size, bias=True, tie_embeddings=is_tied)
     return s.Head(kind="lm", d_model=model.decoder.hidden_size, num_outputs=vocab_size, bias=True)
 
 
@@ -102,8 +116,13 @@ def _learned_query(width: int) -> s.Attention:
     return s.Attention(query_dim=width, use_projections=False)
 
 
-def _recurrent_pool(model: s.Model) -> s.Attention | Literal["last", "mean"]:
-    """Return the decoder's attention, to be used with a learned query, or the last state if it has none."""
+def _recurrent_pool(model: s.Model) -> s.Attention | Literal["last", "mean", "concat", "final"]:
+    """Return the decoder's attention, to be used with a learned query, or the last state if it has none.
+
+    A bag of words has no order, so that its last word says no more than another one. The last word of ELMo is the end
+    of the sentence, whose backward state has read nothing else.
+    """
     if isinstance(model.decoder, s.RecurrentDecoder):
         return model.decoder.attention or "last"
-    return model.head.pool if model.head is not None and model.head.pool is not None else "last"
+    default: Literal["last", "mean"] = "mean" if isinstance(model.encoder, s.BagOfWords | s.BiLM) else "last"
+    return model.head.pool if model.head is not None and model.head.pool is not None else default

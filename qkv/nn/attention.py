@@ -11,7 +11,7 @@ from qkv import spec
 from qkv.errors import InputError
 from qkv.nn.attention_score import build_score
 from qkv.nn.indexed_cache import IndexedKVCache
-from qkv.nn.kernels import AttentionHook, PositionBias, attend, attend_cached
+from qkv.nn.kernels import AttentionHook, PositionBias, ScoreBias, attend, attend_cached
 from qkv.nn.kv_cache import KeyValues, KVCache
 from qkv.nn.mask import Bidirectional, Mask
 from qkv.nn.ragged import BatchLayout, Ragged
@@ -80,7 +80,7 @@ class Attention(nn.Module):
         query_layout: BatchLayout,
         key_layout: BatchLayout,
         mask: Mask = _BIDIRECTIONAL,
-        bias: PositionBias | None = None,
+        bias: ScoreBias | None = None,
         cache: KVCache | None = None,
     ) -> Tensor:
         """Return the output of each head, before `merge_heads`.  # [T, H, value]"""

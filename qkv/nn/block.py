@@ -6,21 +6,28 @@ Post-norm (Vaswani et al. 2017): x = norm(x + dropout(f(x))). Pre-norm (Xiong et
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from qkv import spec
 from qkv.nn.attention import Attention
-from qkv.nn.decode_ops import can_fuse, fused_step, has_few_rows
 from qkv.nn.dropout import dropout
 from qkv.nn.feedforward import FeedForward
-from qkv.nn.indexed_cache import IndexedKVCache
-from qkv.nn.kernels import PositionBias
+from qkv.nn.kernels import PositionBias, ScoreBias
 from qkv.nn.kv_cache import KeyValues, KVCache
 from qkv.nn.mask import Mask
 from qkv.nn.norm import build_norm
 from qkv.nn.ragged import PooledTokens, Ragged
+from qkv.nn.relative_attention import RelativeAttention, TokenPairs, build_attention
+
+
+class Streams(Protocol):
+    """Computation of a block for several streams of queries with the same keys (`qkv.nn.two_stream`)."""
+
+    def run_block(self, block: Block, x: Ragged) -> Ragged:
+        """Return the output of a block for the tokens of all streams, one stream after the other.  # [T, width]"""
 
 
 class Residual(nn.Module):
@@ -60,7 +67,7 @@ class Block(nn.Module):
         def residual() -> Residual:
             return Residual(width, s.norm, s.norm_first, s.dropout)
 
-        self.self_attention = Attention(s.self_attention)
+        self.self_attention = build_attention(s.self_attention)
         self.self_attention_residual = residual()
         self.cross_attention = None if s.cross_attention is None else Attention(s.cross_attention)
         self.cross_attention_residual = None if s.cross_attention is None else residual()
@@ -72,15 +79,18 @@ class Block(nn.Module):
         x: Ragged,
         mask: Mask,
         encoder_hidden: Ragged | None = None,
-        bias: PositionBias | None = None,
+        bias: PositionBias | TokenPairs | None = None,
         cache: KVCache | None = None,
         pooled_tokens: PooledTokens | None = None,
+        streams: Streams | None = None,
     ) -> Ragged:
         """Process all tokens, or only `pooled_tokens`; a cache is filled with keys and values.  # [T, width]"""
+        if streams is not None:
+            return streams.run_block(self, x)
         if pooled_tokens is not None:
             return self._forward_pooled_tokens(x, pooled_tokens)
         heads = self.self_attention.attend_heads(
-            *self.project_qkv(x.values), x.layout, x.layout, mask, bias, cache
+            *self.project_qkv(x.values), x.layout, x.layout, mask, self._score_bias(bias), cache
         )  # [T, H, value]
         if self.cross_attention is None or encoder_hidden is None:
             return x.with_values(self.attn_out_and_ffn(x.values, heads))
@@ -89,6 +99,12 @@ class Block(nn.Module):
         return x.with_values(
             self.cross_out_and_ffn(y, self.cross_attention.attend_heads(q, k, v, x.layout, encoder_hidden.layout))
         )
+
+    def _score_bias(self, bias: PositionBias | TokenPairs | None) -> ScoreBias | None:
+        if not isinstance(bias, TokenPairs):
+            return bias
+        assert isinstance(self.self_attention, RelativeAttention)  # only then is the bias made of pairs
+        return self.self_attention.pair_bias(bias)
 
     def _forward_pooled_tokens(self, x: Ragged, pooled_tokens: PooledTokens) -> Ragged:
         """Compute one token of each sequence, which attends to all; the others only provide keys and values."""
@@ -105,8 +121,7 @@ class Block(nn.Module):
 
     def project_qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the queries, keys and values of self-attention."""
-        y = self.self_attention_residual.pre(x)
-        return self.self_attention.project_q(y), *self.self_attention.project_kv(y)  # [T, H, size] each
+        return self.self_attention.project_qkv(self.self_attention_residual.pre(x))  # [T, H, size] each
 
     def attn_out_and_ffn(self, x: Tensor, heads: Tensor) -> Tensor:
         """Merge the heads of self-attention and apply the feed-forward layer."""
@@ -145,8 +160,6 @@ class Block(nn.Module):
 
     def step(self, x: Tensor, cache: KVCache, cross_kv: KeyValues | None, bias: PositionBias | None = None) -> Tensor:
         """Process one new token per row.  # [R, width]"""
-        if isinstance(cache, IndexedKVCache) and has_few_rows(x) and can_fuse(self):
-            return fused_step(self, x, cache, cross_kv)
         x = self.self_attention_residual(x, lambda y: self.self_attention.step(y, cache, bias))
         if self.cross_attention is not None and self.cross_attention_residual is not None and cross_kv is not None:
             cross_attention = self.cross_attention

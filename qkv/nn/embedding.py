@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from qkv import spec
 from qkv.errors import InputError, describe_value
+from qkv.nn.adaptive import AdaptiveEmbedding
 from qkv.nn.dropout import dropout
 from qkv.nn.norm import build_norm
 from qkv.nn.position import LearnedPositions, SinusoidalPositions
@@ -23,7 +24,11 @@ class TokenEmbedding(nn.Module):
         if s.padding_idx is not None and not 0 <= s.padding_idx < s.vocab_size:
             raise InputError(f"padding_idx: {s.padding_idx} is no token of a vocabulary of {s.vocab_size}")
         self.spec = s
-        self.tokens = nn.Embedding(s.vocab_size, s.d_model, padding_idx=s.padding_idx)
+        self.tokens = (
+            nn.Embedding(s.vocab_size, s.d_model, padding_idx=s.padding_idx)
+            if s.clusters is None
+            else AdaptiveEmbedding(s)
+        )
         self.scale = math.sqrt(s.d_model) if s.scale_by_sqrt_dim else 1.0
         self.position: nn.Module | None = None
         if s.position == "sinusoid":
@@ -33,7 +38,13 @@ class TokenEmbedding(nn.Module):
         elif s.position == "learned":
             self.position = LearnedPositions(s.max_length, s.d_model, s.position_offset)
         self.segments = nn.Embedding(s.num_segments, s.d_model) if s.num_segments else None
+        self.query_vector = nn.Parameter(torch.empty(s.d_model)) if s.query_vector else None
         self.norm = None if s.norm is None else build_norm(s.norm, s.d_model)
+
+    def init_weights(self, std: float | None) -> None:
+        """Draw the query vector; embedding matrices are initialized separately."""
+        if self.query_vector is not None:
+            nn.init.normal_(self.query_vector, std=std or 0.02)
 
     @property
     def max_length(self) -> int:
@@ -47,17 +58,15 @@ class TokenEmbedding(nn.Module):
 
     def forward(self, ids: Ragged, token_type_ids: Tensor | None = None) -> Ragged:
         """Embed token ids; `token_type_ids` None: every token belongs to the first segment.  # [T] -> [T, width]"""
-        if not isinstance(ids, Ragged) or ids.values.dim() != 1 or ids.values.is_floating_point():
-            raise _not_token_ids(ids)
-        if ids.layout.max_length > self.max_length:
-            raise InputError(
-                f"a sequence of {ids.layout.max_length} tokens; this model takes at most {self.max_length}"
-            )
+        check_token_ids(ids, self.max_length)
         return ids.with_values(self.embed_at(ids.values, ids.layout.positions, token_type_ids))
 
     def embed_at(self, ids: Tensor, positions: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
         """Embed tokens at explicit positions, as a decoding step needs it.  # [R], [R] -> [R, width]"""
         x: Tensor = self.tokens(ids)
+        if self.training and self.spec.word_dropout:
+            mask = dropout(x.new_ones(self.spec.vocab_size, 1), self.spec.word_dropout)  # [vocabulary, 1]
+            x = x * mask[ids]
         if self.scale != 1.0:
             x = x * self.scale
         if self.segments is not None:
@@ -69,6 +78,14 @@ class TokenEmbedding(nn.Module):
         if self.norm is not None:
             x = self.norm(x)
         return dropout(x, self.spec.dropout) if self.training and self.spec.dropout else x
+
+
+def check_token_ids(ids: Ragged, max_length: int) -> None:
+    """Refuse a batch that is not packed, and sequences that are too long."""
+    if not isinstance(ids, Ragged) or ids.values.dim() != 1 or ids.values.is_floating_point():
+        raise _not_token_ids(ids)
+    if ids.layout.max_length > max_length:
+        raise InputError(f"a sequence of {ids.layout.max_length} tokens; this model takes at most {max_length}")
 
 
 def _not_token_ids(ids: object) -> InputError:

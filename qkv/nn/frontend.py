@@ -9,6 +9,7 @@ from torch import Tensor
 
 from qkv import spec
 from qkv.errors import InputError
+from qkv.nn.char_cnn import CharacterEmbedding
 from qkv.nn.embedding import PatchEmbedding, TokenEmbedding
 from qkv.nn.ragged import Ragged
 
@@ -32,6 +33,7 @@ class FrontEnd(Protocol):
 
 _FRONT_ENDS: dict[type, Callable[[Any], FrontEnd]] = {
     spec.Embedding: TokenEmbedding,
+    spec.CharacterEmbedding: CharacterEmbedding,
     spec.PatchEmbedding: PatchEmbedding,
 }
 

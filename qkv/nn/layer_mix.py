@@ -45,27 +45,29 @@ def concat_last_layers(hidden_states: Sequence[Tensor]) -> Tensor:
 def num_concat_layers(s: spec.Model) -> int:
     """Return the number of layers that are concatenated in the input of a model's head."""
     backbone = _backbone_spec(s)
-    if s.feature_layers == "concat_last_4" and isinstance(backbone, spec.TransformerStack):
-        return min(NUM_LAST_LAYERS, backbone.num_layers)
+    if s.feature_layers == "concat_last_4" and isinstance(backbone, spec.TransformerStack | spec.BiLM):
+        return min(NUM_LAST_LAYERS, _num_layers(backbone))
     return 1
+
+
+def _num_layers(backbone: spec.TransformerStack | spec.BiLM) -> int:
+    return backbone.layers if isinstance(backbone, spec.BiLM) else backbone.num_layers
 
 
 def make_scalar_mix(s: spec.Model) -> ScalarMix | None:
     """Return a newly initialized mix if the head reads one; None otherwise.
 
-    Recurrent backbones and language model heads support the last layer only.
+    Other recurrent backbones than ELMo's and language model heads support the last layer only.
     """
     if s.feature_layers == "last":
         return None
     backbone = _backbone_spec(s)
-    if not isinstance(backbone, spec.TransformerStack):
-        raise InputError(
-            f"{s.family}: the head of a recurrent backbone reads the last layer only; set feature_layers to last"
-        )
+    if not isinstance(backbone, spec.TransformerStack | spec.BiLM):
+        raise InputError(f"{s.family}: the head of this backbone reads its last layer only; set feature_layers to last")
     if s.head is not None and s.head.kind == "lm":
         raise InputError(f"{s.family}: a language model head reads the last layer only; set feature_layers to last")
-    return ScalarMix(backbone.num_layers + 1) if s.feature_layers == "scalar_mix" else None
+    return ScalarMix(_num_layers(backbone) + 1) if s.feature_layers == "scalar_mix" else None
 
 
-def _backbone_spec(s: spec.Model) -> spec.TransformerStack | spec.RecurrentEncoder | spec.RecurrentDecoder | None:
+def _backbone_spec(s: spec.Model) -> object:
     return s.encoder if s.decoder is None else s.decoder

@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from qkv import spec
-from qkv.errors import InputError, check_type
+from qkv.errors import InputError
+from qkv.nn.bag_of_words import BagOfWords
+from qkv.nn.bilm import BiLM
 from qkv.nn.embedding import TokenEmbedding
 from qkv.nn.frontend import FrontEnd, RawInput, build_front_end, build_token_embedding
-from qkv.nn.init import SkipInitOnMeta, init_weights
-from qkv.nn.layer_mix import make_scalar_mix, num_concat_layers
-from qkv.nn.lora import add_lora, merge_lora
+from qkv.nn.memory import Memory
 from qkv.nn.ragged import Ragged
 from qkv.nn.recurrent import RecurrentDecoder, RecurrentEncoder
+from qkv.nn.recurrent_stack import RecurrentStack
+from qkv.nn.segment_recurrence import empty_memory, run_with_memory
 from qkv.nn.shell import HEAD_MODULES, DecoderState, Model, as_encoder_output, build_heads, is_head_or_lora
 from qkv.nn.stack import EncoderOutput, Stack, StackState
-from qkv.spec.check import check_memory, check_model
 
 __all__ = [
     "HEAD_MODULES",
@@ -27,11 +28,7 @@ __all__ = [
     "Encoder",
     "EncoderDecoder",
     "Model",
-    "build",
-    "build_on_meta",
     "is_head_or_lora",
-    "replace_head",
-    "set_features_and_lora",
 ]
 
 _DEFAULT_NEW_TOKENS = 64  # default length of the continuation of a prompt
@@ -52,7 +49,7 @@ class Encoder(Model):
         return self.source_embedding
 
     @property
-    def input_stack(self) -> Stack | RecurrentEncoder:
+    def input_stack(self) -> Stack | RecurrentEncoder | BagOfWords | BiLM:
         return self.encoder
 
     def hidden_states(self, source: RawInput, token_type_ids: Tensor | None = None) -> EncoderOutput:
@@ -79,7 +76,7 @@ class Encoder(Model):
             return_logits: False returns the input of the head's last linear layer instead, for fused losses.
         """
         if self.head is None:
-            return self.hidden_states(source, token_type_ids).hidden.values
+            return self.hidden_states(source, token_type_ids).hidden.to_tokens().values
         x = self.embed_inputs(source, token_type_ids)
         hidden = self._run_backbone(self.encoder, x, pooled_token=self.head.pooled_token).hidden
         return self._apply_head(hidden, positions, return_logits)
@@ -89,7 +86,7 @@ class _Autoregressive(Model):
     """Shell with a decoder, which generates one token per step."""
 
     target_embedding: TokenEmbedding
-    decoder: Stack | RecurrentDecoder
+    decoder: Stack | RecurrentDecoder | RecurrentStack
 
     def _output_embedding_weight(self) -> Tensor:
         return self.target_embedding.token_weight
@@ -100,18 +97,15 @@ class _Autoregressive(Model):
         Rows of the same source are adjacent.
         """
         like = encoder_output.hidden.values if encoder_output is not None else self.target_embedding.token_weight
-        return DecoderState(self.decoder.init_state(encoder_output, num_rows, max_length, like), 0)
+        position = torch.zeros(num_rows, dtype=torch.long, device=like.device)
+        return DecoderState(self.decoder.init_state(encoder_output, num_rows, max_length, like), position)
 
     def step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
-        position = state.position
-        # a finished row runs along until all rows are finished, so its position is clamped to the table
-        max_position = self.target_embedding.max_length - 1
-        positions = (
-            position.clamp(max=max_position) if isinstance(position, Tensor) else torch.full_like(tokens, position)
-        )
+        # a finished row runs along until it leaves the batch, so its position is clamped to the table
+        positions = state.position.clamp(max=self.target_embedding.max_length - 1)
         x = self.target_embedding.embed_at(tokens, positions)
         hidden = self.decoder.step(x, state.layer_states)  # type: ignore[arg-type]  # the state comes from this decoder
-        return self._lm_logits(hidden), DecoderState(state.layer_states, position + 1)
+        return self._lm_logits(hidden), DecoderState(state.layer_states, state.position + 1)
 
     def _lm_logits(self, hidden: Tensor) -> Tensor:
         if self.head is None or self.head.spec.kind != "lm":
@@ -121,15 +115,16 @@ class _Autoregressive(Model):
 
 
 class Decoder(_Autoregressive):
-    """Decoder-only model (GPT): each token attends to itself and to preceding tokens."""
+    """Decoder-only model (GPT, LSTM language model): the output of a token depends on it and on preceding tokens."""
 
     continues_input = True
 
     def __init__(self, s: spec.Model):
         super().__init__(s)
-        assert isinstance(s.decoder, spec.TransformerStack)  # see `check_model`
+        assert isinstance(s.decoder, spec.TransformerStack | spec.RecurrentStack)  # see `check_model`
         self.target_embedding = build_token_embedding(s.target_embedding)
-        self.decoder: Stack = Stack(s.decoder)
+        self.decoder: Stack | RecurrentStack
+        self.decoder = Stack(s.decoder) if isinstance(s.decoder, spec.TransformerStack) else RecurrentStack(s.decoder)
         self.head, self.aux_head = build_heads(s)
         self.tie_weights()
 
@@ -138,7 +133,7 @@ class Decoder(_Autoregressive):
         return self.target_embedding
 
     @property
-    def input_stack(self) -> Stack:
+    def input_stack(self) -> Stack | RecurrentStack:
         return self.decoder
 
     def hidden_states(self, source: RawInput, token_type_ids: Tensor | None = None) -> EncoderOutput:
@@ -162,7 +157,35 @@ class Decoder(_Autoregressive):
         hidden = self._run_backbone(self.decoder, self.embed_inputs(tokens), pooled_token=self.head.pooled_token).hidden
         return self._apply_head(hidden, positions, return_logits)
 
+    def initial_memory(self, num_streams: int) -> Memory:
+        if isinstance(self.decoder, RecurrentStack):
+            return self.decoder.initial_memory(num_streams)
+        if not self.decoder.spec.memory_length:
+            raise self._no_memory()
+        return empty_memory(self.decoder.spec, num_streams, next(self.parameters()))
+
+    def forward_with_memory(
+        self, source: Ragged, memory: Memory, positions: Tensor | None = None, *, return_logits: bool = True
+    ) -> tuple[Tensor, Memory]:
+        output = self.hidden_with_memory(source, memory)
+        assert output.memory is not None
+        if self.head is None:
+            return output.hidden.values, output.memory
+        return self._apply_head(output.hidden, positions, return_logits), output.memory
+
+    def hidden_with_memory(self, source: Ragged, memory: Memory) -> EncoderOutput:
+        """Return the hidden states of a segment of each text, with the memory after it."""
+        memory.check_streams(len(source))
+        x = self.embed_inputs(source)
+        if isinstance(self.decoder, RecurrentStack):
+            return as_encoder_output(self.decoder(x, memory))
+        if not self.decoder.spec.memory_length:
+            raise self._no_memory()
+        return run_with_memory(self.decoder, x, memory)
+
     def max_new_tokens(self, source_lengths: Sequence[int], requested: int | None = None) -> list[int]:
+        if isinstance(self.decoder, RecurrentStack):  # its state does not grow
+            return [requested or _DEFAULT_NEW_TOKENS for _ in source_lengths]
         max_length = self.max_input_length
         if max(source_lengths) >= max_length:
             raise InputError(
@@ -170,8 +193,20 @@ class Decoder(_Autoregressive):
             )
         return [min(max_length - n, requested or _DEFAULT_NEW_TOKENS) for n in source_lengths]
 
-    def prefill(self, source: RawInput, rows_per_source: int, max_new_tokens: int) -> tuple[Tensor, DecoderState]:
+    def prefill(
+        self,
+        source: RawInput | EncoderOutput,
+        rows_per_source: int,
+        max_new_tokens: int,
+        *,
+        watch_attention: bool = False,
+    ) -> tuple[Tensor, DecoderState]:
+        if watch_attention:
+            raise InputError(f"this {self.spec.family} has no attention over a source, so it has no alignments")
+        assert not isinstance(source, EncoderOutput)  # there is no encoder
         x = self.embed_inputs(source)
+        if isinstance(self.decoder, RecurrentStack):
+            return self._prefill_recurrent(self.decoder, x, rows_per_source)
         state = self.init_state(None, len(x) * rows_per_source, x.layout.max_length + max_new_tokens)
         assert isinstance(state.layer_states, StackState)
         hidden = as_encoder_output(self.decoder(x, None, state.layer_states)).hidden.values
@@ -181,6 +216,14 @@ class Decoder(_Autoregressive):
             state.layer_states, positions
         )
 
+    def _prefill_recurrent(self, stack: RecurrentStack, x: Ragged, rows_per_source: int) -> tuple[Tensor, DecoderState]:
+        output = as_encoder_output(stack(x))
+        assert output.memory is not None
+        rows = torch.arange(len(x), device=x.values.device).repeat_interleave(rows_per_source)
+        last_hidden = output.hidden.values[x.layout.cu_seqlens[1:].long() - 1]  # [B, output]
+        state = stack.decoding_state(output.memory.select(rows))
+        return self._lm_logits(last_hidden[rows]), DecoderState(state, x.layout.lengths[rows])
+
 
 class EncoderDecoder(_Autoregressive):
     """Sequence-to-sequence model: the decoder attends to the encoded source, which any front end may read."""
@@ -189,7 +232,7 @@ class EncoderDecoder(_Autoregressive):
 
     def __init__(self, s: spec.Model):
         super().__init__(s)
-        assert s.decoder is not None  # else `build` had chosen another shell
+        assert isinstance(s.decoder, spec.TransformerStack | spec.RecurrentDecoder)  # see `check_model`
         self.source_embedding = build_front_end(s.source_embedding)
         self.encoder = _build_encoder(s.encoder)
         self.target_embedding = build_token_embedding(s.target_embedding)
@@ -202,13 +245,15 @@ class EncoderDecoder(_Autoregressive):
         return self.source_embedding
 
     @property
-    def input_stack(self) -> Stack | RecurrentEncoder:
+    def input_stack(self) -> Stack | RecurrentEncoder | BagOfWords | BiLM:
         return self.encoder
 
     def tie_weights(self) -> None:
         if self.spec.share_embeddings:  # checkpoints hold the name that is registered first: the source's
-            assert self.source_embedding.token_weight is not None
-            self.target_embedding.tokens.weight = self.source_embedding.token_weight
+            tokens = self.target_embedding.tokens
+            assert isinstance(tokens, nn.Embedding)
+            assert isinstance(self.source_embedding.token_weight, nn.Parameter)
+            tokens.weight = self.source_embedding.token_weight
         super().tie_weights()
 
     def encode(self, source: RawInput) -> EncoderOutput:
@@ -257,11 +302,21 @@ class EncoderDecoder(_Autoregressive):
     def max_new_tokens(self, source_lengths: Sequence[int], requested: int | None = None) -> list[int]:
         return [min(self.target_embedding.max_length, requested or 2 * n + 16) for n in source_lengths]
 
-    def prefill(self, source: RawInput, rows_per_source: int, max_new_tokens: int) -> tuple[Tensor, DecoderState]:
-        encoder_output = self.encode(source)
+    def prefill(
+        self,
+        source: RawInput | EncoderOutput,
+        rows_per_source: int,
+        max_new_tokens: int,
+        *,
+        watch_attention: bool = False,
+    ) -> tuple[Tensor, DecoderState]:
+        encoder_output = source if isinstance(source, EncoderOutput) else self.encode(source)
         num_rows = len(encoder_output.hidden) * rows_per_source
         bos_tokens = torch.full((num_rows,), self.spec.bos_id, device=encoder_output.hidden.values.device)
-        return self.step(bos_tokens, self.init_state(encoder_output, num_rows, max_new_tokens))
+        state = self.init_state(encoder_output, num_rows, max_new_tokens)
+        if watch_attention:
+            state.watch_attention()
+        return self.step(bos_tokens, state)
 
     def _shifted_source(self, source: RawInput) -> Ragged:
         if not isinstance(source, Ragged) or self.front_end.token_weight is None:
@@ -275,62 +330,18 @@ class EncoderDecoder(_Autoregressive):
         return self.target_embedding.embed_at(tokens, torch.full_like(tokens, position))
 
 
-def build(s: spec.Model) -> Encoder | Decoder | EncoderDecoder:
-    """Build the module that a spec describes, newly initialized.
-
-    bert = qkv.families.get_family("bert")
-    model = qkv.build(bert.make_spec(bert.PRESETS["mini"], source_vocab_size=1000, head="masked_lm"))
-    """
-    check_type(s, spec.Model, "spec", "a qkv.spec.Model, such as make_spec of a family returns")
-    check_model(s)
-    if torch.get_default_device().type != "meta":
-        check_memory(s)
-    model: Encoder | Decoder | EncoderDecoder
-    model = Encoder(s) if s.decoder is None else Decoder(s) if s.encoder is None else EncoderDecoder(s)
-    if s.lora is not None:
-        add_lora(model, s.lora)
-    init_weights(s, model.modules())
-    return model
-
-
-def build_on_meta(s: spec.Model) -> Encoder | Decoder | EncoderDecoder:
-    """Build a model on the meta device: it has shapes but no memory, and nothing is drawn at random."""
-    with torch.device("meta"), SkipInitOnMeta():
-        return build(s)
-
-
-def set_features_and_lora(model: Model, feature_layers: spec.FeatureLayers, lora: spec.LoraConfig | None) -> None:
-    """Change the layers that the head reads, merge LoRA weights that the model has, and add new ones.
-
-    A head whose input width changes is newly initialized.
-    """
-    if model.spec.lora is not None:
-        merge_lora(model)
-    if lora is not None:
-        add_lora(model, lora)
-    model.spec = spec.replace(model.spec, feature_layers=feature_layers, lora=lora)
-    model.scalar_mix = make_scalar_mix(model.spec)
-    head, num_layers = model.spec.head, num_concat_layers(model.spec)
-    if head is not None and head.num_concat_layers != num_layers:
-        if isinstance(head.pool, spec.Attention):
-            raise InputError("attention pooling reads one layer; set feature_layers to last, or pooling to mean")
-        replace_head(model, spec.replace(head, num_concat_layers=num_layers))
-
-
-def replace_head(model: Model, head: spec.Head) -> None:
-    """Put a newly initialized head on a model; its auxiliary head stays."""
-    model.spec = spec.replace(model.spec, head=head)
-    model.head = build_heads(model.spec)[0]
-    assert model.head is not None
-    init_weights(model.spec, model.head.train(model.training).modules())
-
-
 def _refuse_token_types(token_type_ids: Tensor | None) -> None:
     if token_type_ids is not None:
         raise InputError("this model has no segment embeddings; leave out token_type_ids")
 
 
-def _build_encoder(s: spec.TransformerStack | spec.RecurrentEncoder | None) -> Stack | RecurrentEncoder:
+def _build_encoder(
+    s: spec.TransformerStack | spec.RecurrentEncoder | spec.BagOfWords | spec.BiLM | None,
+) -> Stack | RecurrentEncoder | BagOfWords | BiLM:
     if s is None:
         raise InputError("the model has neither an encoder nor a decoder")
+    if isinstance(s, spec.BagOfWords):
+        return BagOfWords(s)
+    if isinstance(s, spec.BiLM):
+        return BiLM(s)
     return Stack(s) if isinstance(s, spec.TransformerStack) else RecurrentEncoder(s)

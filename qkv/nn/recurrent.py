@@ -18,7 +18,7 @@ from qkv import spec
 from qkv.errors import InputError
 from qkv.nn.attention import Attention
 from qkv.nn.dropout import dropout
-from qkv.nn.kv_cache import KeyValues
+from qkv.nn.kv_cache import KeyValues, source_rows
 from qkv.nn.ragged import Ragged
 from qkv.nn.stack import EncoderOutput
 
@@ -62,6 +62,20 @@ class RecurrentState:
     def reorder(self, indices: Tensor) -> None:
         """Let row i continue from row indices[i]."""
         self.layers = [tuple(tensor.index_select(0, indices) for tensor in layer) for layer in self.layers]
+
+    def merge(self, kept: Tensor, other: RecurrentState | None, rows_per_source: int) -> None:
+        """Keep the sources at `kept`, and append those of another state."""
+        self.reorder(source_rows(kept, rows_per_source))
+        if other is not None:
+            layers = zip(self.layers, other.layers, strict=True)
+            self.layers = [tuple(map(torch.cat, zip(ours, theirs, strict=True))) for ours, theirs in layers]
+        if self.cross_kv is not None:
+            self.cross_kv = self.cross_kv.merge(kept, None if other is None else other.cross_kv)
+
+    @property
+    def watchable_kv(self) -> KeyValues | None:
+        """The keys of the attention over the encoder output; None: the decoder has none."""
+        return self.cross_kv
 
 
 class RecurrentDecoder(nn.Module):

@@ -12,12 +12,19 @@ from torch import Tensor, nn
 
 from qkv import spec
 from qkv.errors import InputError
+from qkv.nn.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
+from qkv.nn.bag_of_words import BagOfWords
+from qkv.nn.bilm import BiLM
 from qkv.nn.frontend import FrontEnd, RawInput
 from qkv.nn.heads import Head
+from qkv.nn.kv_cache import source_rows
 from qkv.nn.layer_mix import concat_last_layers, make_scalar_mix, num_concat_layers
 from qkv.nn.lora import LORA_PARAMETERS
+from qkv.nn.memory import Memory
 from qkv.nn.ragged import PooledToken, Ragged
 from qkv.nn.recurrent import RecurrentEncoder, RecurrentState
+from qkv.nn.recurrent_stack import RecurrentStack
+from qkv.nn.span_head import ConditionalSpanHead
 from qkv.nn.stack import EncoderOutput, Stack, StackState
 
 HEAD_MODULES = ("head", "aux_head", "scalar_mix")  # modules that are not part of the backbone
@@ -28,11 +35,31 @@ class DecoderState:
     """State of a decoder between two steps."""
 
     layer_states: StackState | RecurrentState
-    position: int | Tensor  # position of the next token: of all rows, or [R]
+    position: Tensor  # [R] of the next token of each row
 
     def reorder(self, indices: Tensor) -> None:
         """Let row i continue from row indices[i]; both must belong to the same source (beam search)."""
         self.layer_states.reorder(indices)
+
+    def merge(self, kept: Tensor, other: DecoderState | None, rows_per_source: int) -> None:
+        """Keep the sources at `kept` [S], which have `rows_per_source` adjacent rows each, and append those of `other`.
+
+        Finished sources leave a batch and new ones enter it between two steps.
+        """
+        self.layer_states.merge(kept, None if other is None else other.layer_states, rows_per_source)  # type: ignore[arg-type]  # of one decoder
+        positions = self.position[source_rows(kept, rows_per_source)]
+        self.position = positions if other is None else torch.cat([positions, other.position])
+
+    def watch_attention(self) -> None:
+        """Let each step leave its attention over the source in `attention_weights`."""
+        if self.layer_states.watchable_kv is None:
+            raise InputError("this model has no attention over a source, so it has no alignments and no coverage")
+        self.layer_states.watchable_kv.watched = True
+
+    def attention_weights(self) -> Tensor | None:
+        """Return the watched attention of the last step, the mean over heads; None: it is not watched.  # [R, M]"""
+        kv = self.layer_states.watchable_kv
+        return None if kv is None else kv.weights
 
 
 class Model(nn.Module, ABC):
@@ -60,13 +87,39 @@ class Model(nn.Module, ABC):
 
     @property
     @abstractmethod
-    def input_stack(self) -> Stack | RecurrentEncoder:
+    def input_stack(self) -> Stack | RecurrentEncoder | RecurrentStack | BagOfWords | BiLM:
         """Layers that read the model's input: the encoder, or the decoder of a decoder-only model."""
 
     @property
     def max_input_length(self) -> int:
         """Maximum length of an input in tokens or patches."""
         return self.front_end.max_length
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether the model carries memory from one segment of a text to the next (`forward_with_memory`)."""
+        return self.spec.has_memory
+
+    def initial_memory(self, num_streams: int) -> Memory:  # noqa: ARG002
+        """Return the memory of texts before their first token."""
+        raise self._no_memory()
+
+    def forward_with_memory(
+        self,
+        source: Ragged,  # noqa: ARG002
+        memory: Memory,  # noqa: ARG002
+        positions: Tensor | None = None,  # noqa: ARG002
+        *,
+        return_logits: bool = True,  # noqa: ARG002
+    ) -> tuple[Tensor, Memory]:
+        """Read one segment per text and return the output of `forward` and the memory for the following segments.
+
+        Sequence i of `source` continues row i of `memory`. Gradients flow into the memory unless it is detached.
+        """
+        raise self._no_memory()
+
+    def _no_memory(self) -> InputError:
+        return InputError(f"{self.spec.family}: this model has no memory; it reads each text as a whole")
 
     @property
     def is_generative(self) -> bool:
@@ -96,10 +149,18 @@ class Model(nn.Module, ABC):
         """Return the maximum output length for each source; it does not depend on the rest of the batch."""
         raise InputError(f"{self.spec.family}: this model does not generate text; generation needs a decoder")
 
-    def prefill(self, source: RawInput, rows_per_source: int, max_new_tokens: int) -> tuple[Tensor, DecoderState]:  # noqa: ARG002
+    def prefill(
+        self,
+        source: RawInput | EncoderOutput,  # noqa: ARG002
+        rows_per_source: int,  # noqa: ARG002
+        max_new_tokens: int,  # noqa: ARG002
+        *,
+        watch_attention: bool = False,  # noqa: ARG002
+    ) -> tuple[Tensor, DecoderState]:
         """Read the sources and return the logits of the first generated token, with the state for `step`.
 
-        Each source gets `rows_per_source` adjacent rows, and each row space for `max_new_tokens` tokens.
+        Each source gets `rows_per_source` adjacent rows, and each row space for `max_new_tokens` tokens. The source of
+        an encoder-decoder may be encoded already. For `watch_attention` see `DecoderState.watch_attention`.
         # [B * rows_per_source, vocabulary]
         """
         raise InputError(f"{self.spec.family}: this model does not generate text; generation needs a decoder")
@@ -136,10 +197,19 @@ class Model(nn.Module, ABC):
         """Share the parameters that the spec ties; call it again after weights were replaced."""
         if self.spec.head is not None and self.spec.head.tie_embeddings:
             assert self.head is not None
+            if self.head.adaptive_softmax is not None:
+                self._tie_clusters(self.head.adaptive_softmax)
+                return
             assert self.head.linear is not None
             weight = self._output_embedding_weight()
             assert weight is not None  # build_heads refuses others
             self.head.linear.weight = weight
+
+    def _tie_clusters(self, adaptive_softmax: AdaptiveSoftmax) -> None:
+        tokens = getattr(self.front_end, "tokens", None)
+        assert isinstance(tokens, AdaptiveEmbedding)  # `check_model` refuses others
+        assert self.spec.head is not None
+        adaptive_softmax.tie(tokens, self.spec.head.tie_projections)
 
     def _output_embedding_weight(self) -> Tensor | None:
         """Return the embedding matrix that a tied head uses."""
@@ -175,7 +245,7 @@ class Model(nn.Module, ABC):
             if pooled_token is not None and isinstance(stack, Stack):
                 return as_encoder_output(stack(x, encoder_output, pooled_token=pooled_token))
             return as_encoder_output(stack(x) if encoder_output is None else stack(x, encoder_output))
-        assert isinstance(stack, Stack)  # make_scalar_mix refuses recurrent backbones
+        assert isinstance(stack, Stack | BiLM)  # make_scalar_mix refuses other recurrent backbones
         layers = stack.all_hidden_states(x, encoder_output)
         return EncoderOutput(
             x.with_values(concat_last_layers(layers) if self.scalar_mix is None else self.scalar_mix(layers))
@@ -185,6 +255,7 @@ class Model(nn.Module, ABC):
         assert self.head is not None
         if positions is not None and not self.head.spec.is_token_level:
             raise InputError(f"a head of kind '{self.head.spec.kind}' reads whole sequences; leave out positions")
+        hidden = hidden.to_tokens() if self.head.spec.is_token_level else hidden
         selected = hidden if positions is None else hidden.values[positions]
         output: Tensor = self.head(selected) if return_logits else self.head.compute_features(selected)
         return output
@@ -206,4 +277,9 @@ def build_heads(s: spec.Model) -> tuple[Head | None, Head | None]:
     """Build the head and the auxiliary head of a spec; each may be None."""
     if s.head is not None and s.head.num_concat_layers != num_concat_layers(s):  # a mean in earlier releases
         raise InputError(f"{s.family}: the head does not read the concatenation of {s.feature_layers}; train it again")
-    return (None if s.head is None else Head(s.head)), (None if s.aux_head is None else Head(s.aux_head))
+    return (None if s.head is None else build_head(s.head)), (None if s.aux_head is None else Head(s.aux_head))
+
+
+def build_head(s: spec.Head) -> Head:
+    """Build a head of the class that its spec needs."""
+    return ConditionalSpanHead(s) if s.start_beams else Head(s)

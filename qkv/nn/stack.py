@@ -14,22 +14,27 @@ from qkv import spec
 from qkv.errors import InputError
 from qkv.nn.attention import Attention
 from qkv.nn.block import Block
+from qkv.nn.decode_ops import can_fuse, fused_step
 from qkv.nn.dropout import dropout
 from qkv.nn.indexed_cache import CacheIndex
 from qkv.nn.kernels import PositionBias
-from qkv.nn.kv_cache import KeyValues, KVCache
+from qkv.nn.kv_cache import KeyValues, KVCache, source_rows
 from qkv.nn.mask import Bidirectional, Causal, Mask
+from qkv.nn.memory import Memory
 from qkv.nn.norm import build_norm
 from qkv.nn.position import RelativePositionBias
 from qkv.nn.ragged import PooledToken, PooledTokens, Ragged
+from qkv.nn.relative_attention import SegmentedRagged, TokenPairs, relative_sinusoids
 
 
 @dataclass
 class EncoderOutput:
-    """Output of an encoder: hidden states, and of a recurrent encoder its final state."""
+    """Output of an encoder or decoder-only stack: hidden states, and what some stacks have in addition."""
 
     hidden: Ragged  # [T, width]
-    final_state: Tensor | None = None  # [B, width]
+    final_state: Tensor | None = None  # [B, width] of a recurrent encoder
+    memory: Memory | None = None  # of a stack with memory: that after the last token of each sequence
+    undropped: Tensor | None = None  # [T, width] hidden states before dropout, in training
 
 
 @dataclass
@@ -45,6 +50,22 @@ class StackState:
             return
         for cache in self.caches:
             cache.reorder(indices)
+
+    def merge(self, kept: Tensor, other: StackState | None, rows_per_source: int) -> None:
+        """Keep the sources at `kept`, and append those of another state."""
+        rows = source_rows(kept, rows_per_source)
+        for layer, (cache, kv) in enumerate(zip(self.caches, self.cross_kv, strict=True)):
+            if other is None:
+                cache.keep(rows)
+                self.cross_kv[layer] = None if kv is None else kv.keep(kept)
+                continue
+            self.caches[layer] = cache.merge(rows, other.caches[layer])
+            self.cross_kv[layer] = None if kv is None else kv.merge(kept, other.cross_kv[layer])
+
+    @property
+    def watchable_kv(self) -> KeyValues | None:
+        """The keys of the last layer that attends to the encoder output, as in `qkv.alignments`; None: no layer."""
+        return self.cross_kv[-1] if self.cross_kv else None
 
 
 @dataclass
@@ -95,20 +116,21 @@ class Stack(nn.Module):
         )
         for hidden in self._run_layers(x, encoder_output, state, pooled_tokens):  # noqa: B007  # one layer's output is alive at a time
             pass
-        return EncoderOutput(hidden.with_values(self._final_norm(hidden.values)))
+        return EncoderOutput(hidden.with_values(self.final_norm(hidden.values)))
 
     def _can_skip_other_tokens(
         self, pooled_token: PooledToken, encoder_output: EncoderOutput | None, state: StackState | None
     ) -> bool:
         """Return whether the last block may skip other tokens: the token attends to all, and nothing else uses them."""
         sees_all = pooled_token == "last" or not self.spec.causal
-        plain = encoder_output is None and state is None and self.relative_position_bias is None
+        has_positions = self.relative_position_bias is not None or self._relative_positions is not None
+        plain = encoder_output is None and state is None and not has_positions
         return sees_all and plain and not _has_hook(self.blocks[-1])
 
     def all_hidden_states(self, x: Ragged, encoder_output: EncoderOutput | None = None) -> list[Tensor]:
         """Return the input of the first block and the output of each block; the final norm applies to the last."""
         hidden_states = [x.values, *(y.values for y in self._run_layers(x, encoder_output, None))]
-        return [*hidden_states[:-1], self._final_norm(hidden_states[-1])]  # [T, width] each
+        return [*hidden_states[:-1], self.final_norm(hidden_states[-1])]  # [T, width] each
 
     def _run_layers(
         self,
@@ -118,13 +140,10 @@ class Stack(nn.Module):
         pooled_tokens: PooledTokens | None = None,
     ) -> Iterator[Ragged]:
         encoder_hidden = None if encoder_output is None else encoder_output.hidden
-        bias = self._position_bias()
-        use_checkpointing = (
-            self.activation_checkpointing and self.training and torch.is_grad_enabled() and state is None
-        )
+        bias = self._layer_bias(x)
         for layer, block in enumerate(self.blocks):
             selected_tokens = pooled_tokens if layer == len(self.blocks) - 1 else None
-            if use_checkpointing and not _has_hook(block):  # the hook would be called twice
+            if state is None and self.recomputes(block):
                 x = self._checkpointed(block, x, encoder_hidden, bias, selected_tokens)
             else:
                 x = block(
@@ -132,12 +151,17 @@ class Stack(nn.Module):
                 )
             yield x
 
+    def recomputes(self, block: nn.Module) -> bool:
+        """Return whether the backward pass computes a block's activations again."""
+        is_enabled = self.activation_checkpointing and self.training and torch.is_grad_enabled()
+        return is_enabled and not _has_hook(block)  # a hook would be called twice
+
     def _checkpointed(
         self,
         block: nn.Module,
         x: Ragged,
         encoder_hidden: Ragged | None,
-        bias: PositionBias | None,
+        bias: PositionBias | TokenPairs | None,
         pooled_tokens: PooledTokens | None,
     ) -> Ragged:
         """Run a block and keep only its input; the backward pass recomputes the rest."""
@@ -172,16 +196,42 @@ class Stack(nn.Module):
 
     def step(self, x: Tensor, state: StackState) -> Tensor:
         """Process one new token per row.  # [R, width]"""
+        if can_fuse(self, x, state):
+            return fused_step(self, x, state)
         bias = self._position_bias()
         for block, cache, layer_kv in zip(self.blocks, state.caches, state.cross_kv, strict=True):
             assert isinstance(block, Block)
             x = block.step(x, cache, layer_kv, bias)
-        return self._final_norm(x)
+        return self.final_norm(x)
+
+    @property
+    def _relative_positions(self) -> spec.RelativePositions | None:
+        return self.spec.block.self_attention.relative_positions
+
+    def _layer_bias(self, x: Ragged) -> PositionBias | TokenPairs | None:
+        """Return the terms of the scores that depend on positions, as the blocks take them."""
+        if self._relative_positions is None:
+            return self._position_bias()
+        segments = (x.segments, x.segments) if isinstance(x, SegmentedRagged) else None
+        positions, window = x.layout.positions, self._relative_positions.window
+        return TokenPairs(
+            self.relative_sinusoids(x.layout.padded_length),
+            segments=segments,
+            window=None if window is None else (positions - window, positions),
+        )
+
+    def relative_sinusoids(self, max_length: int) -> Tensor:
+        """Return the sinusoids of the distances in sequences of at most `max_length` keys, with dropout in training."""
+        block = self.spec.block
+        dropout_prob = block.dropout if self.training else 0.0
+        device = next(self.parameters()).device
+        return relative_sinusoids(max_length, block.self_attention, device, dropout_prob)
 
     def _position_bias(self) -> PositionBias | None:
         return None if self.relative_position_bias is None else _PositionBiasCache(self.relative_position_bias)
 
-    def _final_norm(self, x: Tensor) -> Tensor:
+    def final_norm(self, x: Tensor) -> Tensor:
+        """Apply the norm after the last block, if there is one, and dropout."""
         x = x if self.norm is None else self.norm(x)
         return dropout(x, self.spec.dropout) if self.training and self.spec.dropout else x
 

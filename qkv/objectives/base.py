@@ -9,9 +9,11 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from qkv import spec
 from qkv.data.corpora.chunks import ChunkBatch
-from qkv.data.rng import CounterRNG
+from qkv.data.rng import CounterRNG, Ints
 from qkv.data.template_batch import TemplateIds, build_template_ids
 from qkv.errors import InputError
+from qkv.nn.memory import Memory
+from qkv.nn.two_stream import has_two_streams
 from qkv.objectives.loss import LossSum
 from qkv.objectives.registry import OBJECTIVES
 from qkv.recipe.objectives import ObjectiveConfig
@@ -19,7 +21,7 @@ from qkv.tokenization.tokenizer import Tokenizer
 from qkv.tokenization.vocab_tables import VocabTables, build_vocab_tables
 
 ConfigT = TypeVar("ConfigT", bound=ObjectiveConfig)
-Architecture = Literal["encoder", "decoder", "encoder-decoder"]
+Architecture = Literal["encoder", "decoder", "encoder-decoder", "two-stream encoder"]
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,11 @@ class TextContext:
     tokenizer: Tokenizer
     is_packed: bool = False
     """Whether chunks are cut from documents that were joined end to end, with a separator token between them."""
+    carries_memory: bool = False
+    """Whether chunks are segments of streams, which begin with the BOS token only where a document begins."""
+
+    token_counts: Ints | None = None
+    """Number of occurrences of each token in the training text; None: it is streamed."""
 
     @cached_property
     def vocab_tables(self) -> VocabTables:
@@ -70,6 +77,14 @@ class Objective(ABC, Generic[ConfigT]):
     """Named tuple that `prepare` returns; objectives that are mixed in one recipe need different ones."""
     supports_label_smoothing: ClassVar[bool] = False
     """Whether `losses` uses its `label_smoothing` argument."""
+    supports_memory: ClassVar[bool] = False
+    """Whether it trains models with memory on streams: `losses_with_memory`, and inputs with a field `segments`."""
+    updates_in_place: ClassVar[bool] = False
+    """Whether `update` changes the weights by itself, instead of an optimizer by the gradients of `losses`."""
+    is_likelihood: ClassVar[bool] = True
+    """Whether the exponential of the mean loss is a perplexity."""
+    segment_overlap: ClassVar[int] = 0
+    """Tokens of a segment that the following one repeats: 1 if the last token of a segment is a label only."""
 
     def __init__(self, config: ConfigT) -> None:
         self.config = config
@@ -112,15 +127,29 @@ class Objective(ABC, Generic[ConfigT]):
     def losses(self, model: Any, inputs: Any, label_smoothing: float = 0.0) -> tuple[LossSum, ...]:
         """Return the sum of each loss over its targets, for inputs that `prepare` made."""
 
+    def update(self, model: Any, inputs: Any, learning_rate: float) -> LossSum:
+        """Change the weights by a step of gradient descent, and return the loss of some of the inputs before it."""
+        raise NotImplementedError(f"{self.name} has no update of its own")
+
+    def losses_with_memory(
+        self,
+        model: Any,  # noqa: ARG002
+        inputs: Any,  # noqa: ARG002
+        memory: Memory,  # noqa: ARG002
+        label_smoothing: float = 0.0,  # noqa: ARG002
+    ) -> tuple[tuple[LossSum, ...], Memory]:
+        """Return the losses of segments that continue a memory, one row per segment, and the memory after them."""
+        raise InputError(f"objective: {self.name} does not carry memory; set data.carry_memory to false")
+
     @abstractmethod
     def sample(self, model: Any, chunk: ChunkBatch, context: TextContext, rng: CounterRNG) -> str:
         """Show in one line what a model in eval mode predicts for a held-out text, given as a batch of one chunk."""
 
 
 def architecture_of(model: spec.Model) -> Architecture:
-    """Return whether a model has an encoder, a decoder or both."""
+    """Return whether a model has an encoder, a decoder or both; an encoder with a query stream is none of these."""
     if model.decoder is None:
-        return "encoder"
+        return "two-stream encoder" if has_two_streams(model) else "encoder"
     return "decoder" if model.encoder is None else "encoder-decoder"
 
 

@@ -36,7 +36,11 @@ OBJECTIVES: Registry[type[Objective[Any]]] = _ObjectiveRegistry(
     {
         "clm": "qkv.objectives.clm:CausalLM",
         "mlm": "qkv.objectives.mlm:MaskedLM",
+        "plm": "qkv.objectives.plm:PermutationLM",
+        "bilm": "qkv.objectives.bilm:BidirectionalLM",
         "denoising": "qkv.objectives.denoising:Denoising",
         "span_corruption": "qkv.objectives.span_corruption:SpanCorruption",
+        "skipgram": "qkv.objectives.word2vec:SkipGram",
+        "cbow": "qkv.objectives.word2vec:CBOW",
     },
 )

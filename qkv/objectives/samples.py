@@ -27,11 +27,11 @@ def fill_mask_sample(model: Encoder, tokenizer: Tokenizer, template: TemplateIds
     position = len(template.ids[0]) + middle
     input_ids[position] = tokenizer.mask_id
     source = Ragged.from_lengths(torch.tensor(input_ids), [len(input_ids)]).to(model.device)
-    logits = model(source, None, torch.tensor([position], device=model.device))  # [1, vocabulary]
+    logits = model.logits(source, torch.tensor([position], device=model.device))  # [1, vocabulary]
     top_ids = logits[0].topk(min(_TOP_K, logits.shape[1])).indices.tolist()
-    candidates = "/".join(_decode_token(tokenizer, token_id) for token_id in top_ids)
+    candidates = "/".join(decode_token(tokenizer, token_id) for token_id in top_ids)
     prefix, suffix = tokenizer.decode(ids[:middle]), tokenizer.decode(ids[middle + 1 :])
-    return one_line(f"{prefix} [{candidates} (was: {_decode_token(tokenizer, ids[middle])})] {suffix}")
+    return one_line(f"{prefix} [{candidates} (was: {decode_token(tokenizer, ids[middle])})] {suffix}")
 
 
 def continuation_sample(model: Decoder, tokenizer: Tokenizer, ids: list[int]) -> str:
@@ -71,7 +71,8 @@ def decode_with_specials(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
     return " ".join(text for text in texts if text)
 
 
-def _decode_token(tokenizer: Tokenizer, token_id: int) -> str:
+def decode_token(tokenizer: Tokenizer, token_id: int) -> str:
+    """Return the text of one token, or the name of a special one."""
     return tokenizer.decode([token_id]).strip() or tokenizer.ids_to_display([token_id])[0]
 
 

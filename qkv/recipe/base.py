@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
-from qkv.recipe.fields import STRICT, Seed, VocabSize
+from qkv.recipe.fields import STRICT, PositiveInt, Seed, VocabSize
 from qkv.recipe.training import TrainConfig
 
 # keys of `train` that only recipes of pairs may set
@@ -26,7 +26,7 @@ class BaseRecipe:
     name: str
     """Name of the run; by default the file's name. The run is written to runs/NAME unless `-o` is given."""
     model: dict[str, Any]
-    """The model: `family`, `size` and any field of the family's Config, or `init_from`, a pretrained model."""
+    """The model: `family`, `size`, `embeddings` (word vectors) and any field of the family's Config, or `init_from`."""
     train: TrainConfig
     """Optimization settings."""
     seed: Seed = 1
@@ -60,6 +60,11 @@ class BaseRecipe:
         """Learning rate of a layer relative to the layer above it."""
         return 1.0
 
+    @property
+    def unfreeze_epochs(self) -> float | None:
+        """Epochs after which one more layer is trained; None: all layers are trained from the start."""
+        return None
+
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerSection:
@@ -67,8 +72,12 @@ class TokenizerSection:
 
     path: str | None = None
     """An existing tokenizer: its file or folder, or a model that has one."""
+    kind: Literal["word", "character"] | None = None
+    """`word` trains a vocabulary of whole words, `character` of characters; by default one of the family's kind."""
     vocab_size: VocabSize | None = None
-    """Vocabulary size of a tokenizer that is trained."""
+    """Vocabulary size of a tokenizer that is trained; of whole words, the largest one."""
+    min_count: PositiveInt | None = None
+    """Words that occur less often in the training data are unknown; for a vocabulary of whole words."""
     lowercase: bool | None = None
     """Whether text is lower-cased; by default as the family does."""
     __pydantic_config__ = STRICT

@@ -67,3 +67,4 @@ WorkerCount = Annotated[int, Ge(0), _AtMost("workers"), _Number()]
 VocabSize = Annotated[int, Ge(1), _AtMost("vocabulary"), _Number()]
 SequenceLength = Annotated[int, Ge(1), _AtMost("vocabulary"), _Number()]
 Dimension = Annotated[int, Ge(1), _AtMost("dimension"), _Number()]
+WindowSize = Annotated[int, Ge(1), Le(25), _Number()]  # words around a word

@@ -79,17 +79,20 @@ class FinetuneConfig:
     """The section `finetune`: which parameters are trained, and with which weights."""
 
     trainable: Literal["all", "head"] | None = None
-    """`head` freezes the backbone; by default all parameters are trained, unless feature_layers or lora is set."""
+    """`head` freezes the backbone, `all` does not; by default it is frozen if feature_layers or lora is set."""
     feature_layers: Literal["last", "concat_last_4", "scalar_mix"] | None = None
-    """Layers of the frozen backbone that the head reads: the last, the last four concatenated, or a mix of all."""
-    pooling: Literal["first", "last", "mean", "attention"] | None = None
-    """Vector of a text that the head reads: its first or last token, the mean or a learned weighted mean of all."""
+    """Layers of the backbone that the head reads: the last, the last four concatenated, or a learned mean of all."""
+    pooling: Literal["first", "last", "mean", "concat", "final", "attention"] | None = None
+    """Vector of a text that the head reads: of its first or last token, `mean`, `attention`: a learned weighted mean,
+    `concat`: [last, maximum, mean], or `final`: the last states of both directions of a recurrent encoder."""
     lora: LoraSection | None = None
     """Train LoRA matrices in the frozen backbone, and the head."""
     layerwise_lr_decay: Annotated[float, Gt(0), Le(1)] = 1.0
     """Learning rate of a layer relative to the layer above it."""
     head_lr_factor: PositiveFloat = 1.0
     """Learning rate of the newly initialized head relative to that of the backbone's last layer."""
+    unfreeze_epochs: PositiveFloat | None = None
+    """Train the head first, then one more layer every so many epochs (gradual unfreezing); by default all at once."""
     class_weights: Literal["none", "balanced"] = "none"
     """`balanced` weights the loss of each class by its inverse frequency."""
     lm_loss_weight: NonNegativeFloat = 0.0
@@ -99,20 +102,23 @@ class FinetuneConfig:
     @property
     def backbone_frozen(self) -> bool:
         """True if the pretrained weights of the backbone are not updated."""
-        return self.trainable == "head" or self.feature_layers is not None or self.lora is not None
+        if self.trainable is not None:
+            return self.trainable == "head"
+        return self.feature_layers is not None or self.lora is not None
 
     def __post_init__(self) -> None:
         if self.lora is not None and self.feature_layers is not None:
             raise ValueError("lora and feature_layers exclude each other; remove one of them")
-        if self.backbone_frozen and self.trainable == "all":
-            key = "lora" if self.lora is not None else "feature_layers"
-            raise ValueError(f"{key} freezes the backbone, and trainable: all trains it; remove one of them")
+        if self.lora is not None and self.trainable == "all":
+            raise ValueError("lora freezes the backbone, and trainable: all trains it; remove one of them")
         if self.lora is not None and self.trainable == "head":
             raise ValueError(
                 "lora trains matrices of the backbone, and trainable: head only the head; remove one of them"
             )
         if self.backbone_frozen and self.lora is None and self.layerwise_lr_decay != 1:
             raise ValueError("layerwise_lr_decay needs trained layers, and only the head is trained; remove it")
+        if self.backbone_frozen and self.unfreeze_epochs is not None:
+            raise ValueError("unfreeze_epochs trains the layers of the backbone, which is frozen; remove it")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,6 +167,11 @@ class FinetuneRecipe(BaseRecipe):
     def layerwise_lr_decay(self) -> float:
         """Learning rate of a layer relative to the layer above it."""
         return self.finetune.layerwise_lr_decay
+
+    @property
+    def unfreeze_epochs(self) -> float | None:
+        """Epochs after which one more layer is trained."""
+        return self.finetune.unfreeze_epochs
 
     @property
     def head_lr_factor(self) -> float:

@@ -126,5 +126,7 @@ def _family_schema(name: str) -> _Schema:
         field_schema.pop("default", None)  # it depends on the size
     if "attention" in properties:
         properties["attention"]["anyOf"] = [{"enum": ["none", *SCORE_FUNCTIONS.names()]}]
-    properties = {"family": {"const": name}, "size": {"enum": list(family.PRESETS)}, **properties}
+    embeddings = {"type": "string", "description": "File of word vectors, the initial embeddings of these words."}
+    fixed = {"family": {"const": name}, "size": {"enum": list(family.PRESETS)}, "embeddings": embeddings}
+    properties = fixed | properties
     return {"type": "object", "properties": properties, "required": ["family"], "additionalProperties": False}

@@ -15,6 +15,7 @@ from qkv.recipe.task_names import ALIASES
 from qkv.renamed import renamed_recipe_key_message, renamed_value, renamed_value_message
 
 _SECTIONS = ("train", "data", "validation", "finetune", "model", "tokenizer", "test")
+_TOP_LEVEL_KEYS = ("name", "seed", "imports")  # of recipes of every kind, and no sections
 _MODEL_KEYS = frozenset(
     key.removeprefix("model.") for key in foreign_names.RECIPE_KEYS.values() if key.startswith("model.")
 )
@@ -88,7 +89,9 @@ def unknown_key(key: str, known: list[str], has_key: Callable[[str], bool] | Non
         return f"unknown key {quote(key)}; use the option {hint}"
     if hint is not None and has_key(hint):
         return f"unknown key {quote(key)}; qkv calls it {hint}"
-    name = key.rpartition(".")[2]
+    section, _, name = key.rpartition(".")
+    if section and name not in known and name in _TOP_LEVEL_KEYS:
+        return f"unknown key {quote(key)}; it belongs to no section: {name}"
     elsewhere = [f"{section}.{name}" for section in _SECTIONS if has_key(f"{section}.{name}")]
     if len(elsewhere) == 1 and name not in known:
         return f"unknown key {quote(key)}; it belongs to a section: {elsewhere[0]}"

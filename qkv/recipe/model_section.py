@@ -23,7 +23,9 @@ def model_config(recipe: BaseRecipe, location: str = "recipe") -> Any:
     if "init_from" in fields:
         _check_pretrained(fields, location)
         return None
-    name, size = fields.pop("family", None), fields.pop("size", None)
+    name, size, embeddings = (fields.pop(key, None) for key in ("family", "size", "embeddings"))
+    if embeddings is not None and (not isinstance(embeddings, str) or not embeddings.strip()):
+        raise InputError(f"{location}: key 'model.embeddings' is a file of word vectors, not {quote(embeddings)}")
     if name is None:
         family_names = ", ".join(families.names())
         raise InputError(
@@ -64,11 +66,12 @@ def _validate_config(config_class: Any, preset: Any, fields: dict[str, Any], loc
 
     def has_key(key: str) -> bool:
         section, _, name = key.partition(".")
-        return section != "model" or name in (*known, "family", "init_from")
+        return section != "model" or name in (*known, "family", "init_from", "embeddings")
 
     for key, value in fields.items():
         if key not in known:
-            raise InputError(f"{location}: {unknown_key(f'model.{key}', [*known, 'family', 'size'], has_key)}")
+            keys = [*known, "family", "size", "embeddings"]
+            raise InputError(f"{location}: {unknown_key(f'model.{key}', keys, has_key)}")
         if isinstance(value, bool) and bool not in (hints[key], *typing.get_args(hints[key])):
             raise InputError(f"{location}: key 'model.{key}' cannot be {str(value).lower()}: it is no switch")
     try:

@@ -32,7 +32,20 @@ class CorpusData:
     """How documents become chunks: of nearly equal or maximum length, whole sentences, or packed across documents."""
     max_length: SequenceLength | None = None
     """Maximum tokens of a chunk, special tokens included; by default the model's maximum."""
+    carry_memory: bool | None = None
+    """Read documents as streams, in segments of `max_length`, and carry the memory; by default if the model has one."""
+    num_streams: PositiveInt | None = None
+    """Texts that are read side by side with memory; by default `train.batch_size`, or batch_tokens / max_length."""
+    random_bptt: bool = False
+    """Draw the length of each step's segments around `max_length`, and scale the learning rate by it (AWD-LSTM)."""
     __pydantic_config__ = STRICT
+
+    def __post_init__(self) -> None:
+        streams = [name for name in ("num_streams", "random_bptt") if getattr(self, name)]
+        if self.carry_memory is False and streams:
+            raise ValueError(f"{streams[0]} is for models that carry memory; remove it, or carry_memory: false")
+        if self.random_bptt and self.max_length is None:
+            raise ValueError("random_bptt needs max_length, the mean length of a segment, such as 70")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,10 +57,16 @@ class PretrainingValidation:
     """Steps between validations; by default 1,000, or once per epoch if `train.epochs` is set."""
     patience: PositiveInt | None = None
     """Stop after this many validations without improvement."""
+    keep: Literal["best", "last"] = "best"
+    """Weights that the run ends with: those of the best validation, or those of the last step."""
     max_tokens: PositiveInt = 200_000
     """Maximum number of held-out tokens that are scored."""
     num_samples: SampleCount = 2
     """Number of held-out texts that are printed with the model's continuation, filled masks or reconstruction."""
+    num_streams: PositiveInt | None = None
+    """Streams that held-out text is cut into for a model with memory: 1 is exact; by default as in training."""
+    memory_length: PositiveInt | None = None
+    """Tokens of the memory of Transformer-XL or XLNet on held-out text; by default as in training (`model`)."""
     __pydantic_config__ = STRICT
 
 
@@ -66,3 +85,8 @@ class PretrainingRecipe(BaseRecipe):
     """The tokenizer; omitted with model.init_from."""
     validation: PretrainingValidation = field(default_factory=PretrainingValidation)
     """When and how the model is validated."""
+
+    @property
+    def keeps_last_weights(self) -> bool:
+        """Whether the run ends with the weights of its last step."""
+        return self.validation.keep == "last"

@@ -83,7 +83,7 @@ def _objectives() -> list[str]:
         "Objectives by name, each with its settings; a bare name takes the paper's settings.",
         "",
     ]
-    for name in ("clm", "mlm", "denoising", "span_corruption"):
+    for name in ("clm", "mlm", "plm", "denoising", "span_corruption"):
         config_class = OBJECTIVE_CONFIGS.get(name)
         lines += [f"**`{name}`** {_summary(config_class)}", "", *_table(config_class, f"objective.{name}."), ""]
     return lines
@@ -94,6 +94,7 @@ def _families() -> Iterator[str]:
         "## `model`",
         "",
         "`family` and `size`, and any field of the family's Config; `qkv families` lists the sizes.",
+        "`embeddings` names a file of word vectors, which the token embeddings start from (docs/vectors.md).",
     )
     yield from ("Or `init_from`, a pretrained model, with `dropout` and `attention_dropout` if they are to change.", "")
     yield from ("| family | sizes | fields |", "|---|---|---|")

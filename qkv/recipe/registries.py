@@ -14,6 +14,7 @@ SCHEDULES: Registry[Callable[[int, int, int], float]] = Registry(
         "linear": "qkv.train.schedule:linear",
         "cosine": "qkv.train.schedule:cosine",
         "constant": "qkv.train.schedule:constant",
+        "slanted_triangular": "qkv.train.schedule:slanted_triangular",
     },
 )
 """Schedule functions `(step, warmup_steps, max_steps) -> fraction of the peak rate`, for steps after the warm-up."""

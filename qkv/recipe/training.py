@@ -39,8 +39,10 @@ class TrainConfig:
     """Examples per step (texts, pairs, images or chunks of text), instead of `batch_tokens`."""
     gradient_accumulation_steps: PositiveInt = 1
     """Number of micro-batches that a batch is split into. The gradient does not depend on it."""
-    optimizer: Literal["adam", "adamw"] = "adamw"
-    """Optimizer: `adam` or `adamw` (decoupled weight decay)."""
+    optimizer: Literal["adam", "adamw", "sgd", "nt_asgd"] = "adamw"
+    """Optimizer: `adam`, `adamw` (decoupled weight decay), `sgd`, or `nt_asgd`: SGD, then its mean (AWD-LSTM)."""
+    nonmonotone: PositiveInt = 5
+    """Validations that `nt_asgd` waits for an improvement before it begins to average the weights."""
     learning_rate: NonNegativeFloat = 1e-3
     """Peak learning rate, reached at the end of the warm-up."""
     noam_factor: PositiveFloat | None = None
@@ -52,7 +54,7 @@ class TrainConfig:
     weight_decay: NonNegativeFloat = 0.0
     """Weight decay of matrices; biases, norms and other vectors have none."""
     schedule: str = "inverse_sqrt"
-    """Learning-rate schedule after the warm-up: `inverse_sqrt`, `linear`, `cosine`, `constant`, or a registered one."""
+    """After the warm-up: `inverse_sqrt`, `linear`, `slanted_triangular`, `cosine`, `constant`, or a registered name."""
     warmup_steps: NonNegativeInt | None = None
     """Steps of linear warm-up; if neither this nor `warmup_ratio` is set, a tenth of all steps, at most 400."""
     warmup_ratio: Fraction | None = None
@@ -70,7 +72,7 @@ class TrainConfig:
     compile: bool = False
     """Compile the model's blocks with torch.compile."""
     cuda_graphs: bool = True
-    """On one GPU, replay CUDA graphs for fine-tuning steps and for compiled batches of equal shape."""
+    """On one GPU, replay each step as a CUDA graph: pairs, texts with labels, and compiled batches of equal shape."""
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more compute."""
     strategy: Literal["ddp", "fsdp"] = "ddp"

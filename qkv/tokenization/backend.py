@@ -45,6 +45,8 @@ class TokenizerBackend(Protocol):
 
     hf_class: str
     """Tokenizer class of Hugging Face for a saved checkpoint."""
+    rewrites_words: bool
+    """Whether a token can change the text of the word before it: "do n't" becomes "don't"."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -97,6 +99,7 @@ class FastBackend:
         # not part of the JSON, so it is set here, after training, loading and unpickling alike
         tokenizer.encode_special_tokens = True
         self._tokenizer = tokenizer
+        self.rewrites_words = isinstance(tokenizer.decoder, decoders.WordPiece)
         added_tokens = tokenizer.get_added_tokens_decoder()
         self._special_tokens = {token_id: token.content for token_id, token in added_tokens.items() if token.special}
         pre_tokenizer = tokenizer.pre_tokenizer

@@ -82,6 +82,16 @@ def build_word_bpe(
     return tokenizer
 
 
+def build_words(vocabulary: Mapping[str, int], unk_token: str, *, lowercase: bool) -> Tokenizer:
+    """Return a tokenizer without subwords: words and punctuation as in BERT's, each with an id or unknown."""
+    tokenizer = Tokenizer(models.WordLevel(dict(vocabulary), unk_token=unk_token))
+    tokenizer.normalizer = build_bert_normalizer(lowercase=lowercase, strip_accents=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    # joins with spaces; no word contains one, so that its prefix never matches
+    tokenizer.decoder = decoders.WordPiece(prefix=" ", cleanup=True)
+    return tokenizer
+
+
 def build_unigram(
     vocab_scores: Sequence[tuple[str, float]], unk_id: int, normalizer: normalizers.Normalizer | None
 ) -> Tokenizer:
@@ -92,6 +102,24 @@ def build_unigram(
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
     tokenizer.decoder = decoders.Metaspace()
     return tokenizer
+
+
+def build_unigram_normalizer(
+    template: Template, character_map: normalizers.Normalizer | None, *, lowercase: bool = False
+) -> normalizers.Normalizer | None:
+    """Return the text normalization of a template: SentencePiece's, after that of XLNet if accents are removed.
+
+    Args:
+        template: the template.
+        character_map: the normalization of the SentencePiece model; None: it has none.
+        lowercase: lowercase texts before they are normalized; only for templates that remove accents.
+    """
+    if not template.strip_accents:
+        return character_map
+    steps: list[normalizers.Normalizer] = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
+    steps += [normalizers.NFKD(), normalizers.StripAccents()]
+    steps += [normalizers.Lowercase()] if lowercase else []
+    return normalizers.Sequence([*steps, *([] if character_map is None else [character_map])])
 
 
 def set_post_processor(

@@ -106,7 +106,9 @@ def from_spiece(config: TokenizerConfig) -> BuiltTokenizer:
     """Build a unigram tokenizer from spiece.model, with sentinels after its pieces."""
     path = config.folder / SPIECE_MODEL
     model = sentencepiece_proto.parse_model(read_file(path), str(path))
-    template = _require_template(config, SPIECE_MODEL, {piece.text: 0 for piece in model.pieces}, "unigram")
+    # sentinels come after the pieces
+    piece_names = {piece.text: 0 for piece in model.pieces} | dict.fromkeys(sentinel_tokens(1), 0)
+    template = _require_template(config, SPIECE_MODEL, piece_names, "unigram")
     if model.model_type != sentencepiece_proto.UNIGRAM:
         raise InputError(f"{path}: a SentencePiece model, but not a unigram one; {_ADVICE}")
     if any(piece.piece_type == sentencepiece_proto.BYTE for piece in model.pieces):
@@ -123,16 +125,23 @@ def from_spiece(config: TokenizerConfig) -> BuiltTokenizer:
     vocabulary = {name: token_id for token_id, (name, _) in enumerate(vocab_scores)}
     special_tokens = config.special_tokens(template)
     role_tokens = _require_tokens(special_tokens, template_roles(template), vocabulary, path)
-    tokenizer = build.build_unigram(vocab_scores, unk_id, _make_normalizer(model.charsmap, path))
+    lowercase = bool(config.flag("do_lower_case", template.lowercase))
+    normalizer = build.build_unigram_normalizer(template, _make_normalizer(model.charsmap, path), lowercase=lowercase)
+    tokenizer = build.build_unigram(vocab_scores, unk_id, normalizer)
     build.set_post_processor(tokenizer, template, role_tokens)
     special_pieces = [
         piece
         for piece in model.pieces
         if piece.piece_type in (sentencepiece_proto.CONTROL, sentencepiece_proto.USER_DEFINED)
     ]
-    token_flags = [(piece.text, piece.piece_type == sentencepiece_proto.CONTROL) for piece in special_pieces] + [
-        (name, True) for name in extra_tokens
+    token_flags = [
+        (
+            piece.text,
+            piece.piece_type == sentencepiece_proto.CONTROL or piece.text in template.additional_special_tokens,
+        )
+        for piece in special_pieces
     ]
+    token_flags += [(name, True) for name in extra_tokens]
     tokenizer.add_tokens([AddedToken(name, normalized=False, special=special) for name, special in token_flags])
     return _add_special_tokens(tokenizer, config, special_tokens, SPIECE_MODEL)
 

@@ -29,6 +29,7 @@ class SentencePieceBackend:
     """The tokenizer of one side, made from the files of a checkpoint folder; it adds EOS and no BOS token."""
 
     hf_class = "MarianTokenizer"
+    rewrites_words = False
 
     def __init__(
         self, files: Mapping[str, bytes], side: str, role_tokens: Mapping[str, str], location: str = ""

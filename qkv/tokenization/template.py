@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-TokenizerKind = Literal["wordpiece", "byte_bpe", "word_bpe", "unigram", "sentencepiece_pair"]
+TokenizerKind = Literal["wordpiece", "byte_bpe", "word_bpe", "unigram", "word", "spelled_word", "sentencepiece_pair"]
 
 # Roles of special tokens; a family's template defines which of them its tokenizer has, and their names.
 ROLES = ("pad", "unk", "bos", "eos", "mask", "cls", "sep")
@@ -33,6 +33,8 @@ class Template:
     """Special token of each role, in the order of their ids; one token may have several roles."""
     after_vocab: tuple[str, ...] = ()
     """Roles whose tokens come after the learned vocabulary; those of all other roles come before it."""
+    additional_special_tokens: tuple[str, ...] = ()
+    """Special tokens without a role, which vocabulary files may have."""
     single: str = "$A"
     """Model input for one text."""
     pair: str = "$A $B"
@@ -43,6 +45,8 @@ class Template:
     """Whether texts are lowercased by default."""
     mask_lstrip: bool = False
     """Whether the mask token includes the space before it."""
+    strip_accents: bool = False
+    """Whether accents are removed, and quotation marks made of two characters become one (unigram vocabularies)."""
     hf_classes: tuple[str, ...] = ()
     """Tokenizer classes of Hugging Face that produce the same tokens."""
 

@@ -249,16 +249,19 @@ def train_tokenizer(
     vocab_size: int | None = None,
     lowercase: bool | None = None,
     template: Template | None = None,
+    min_count: int | None = None,
 ) -> Tokenizer:
     """Train a tokenizer; the order of the lines does not matter.
 
     Args:
-        kind: character, whitespace, bpe (byte-level), or a family's kind: wordpiece, byte_bpe, word_bpe, unigram.
+        kind: character, whitespace, bpe (byte-level), or a family's kind: wordpiece, byte_bpe, word_bpe, unigram,
+            word (whole words and punctuation), spelled_word (the same, other words being spelled).
         lines: the text, read once.
         vocab_size: maximum number of tokens, including special ones; optional for character and whitespace.
         lowercase: lowercase texts; None: as in the template.
         template: adds the special tokens of a family, with their ids, to the vocabulary and to model inputs; None: the
             vocabulary has the four special tokens, and model inputs have none.
+        min_count: words that occur less often are no tokens (`word` and `spelled_word` only); None: no such limit.
     """
-    backend, special_ids = train_vocab(kind, lines, vocab_size, lowercase, template)
+    backend, special_ids = train_vocab(kind, lines, vocab_size, lowercase, template, min_count)
     return Tokenizer(backend, special_ids)

@@ -20,6 +20,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from qkv.errors import InputError, NoTextError, did_you_mean
 from qkv.tokenization import build, sentencepiece_proto
 from qkv.tokenization.backend import check_unicode
+from qkv.tokenization.spelled_words import build_spelled_words
 from qkv.tokenization.template import (
     ROLES,
     SPECIAL_TOKENS,
@@ -42,10 +43,17 @@ _ESCAPE = "\u2060"
 
 
 def train_vocab(
-    kind: str, lines: Iterable[str], vocab_size: int | None, lowercase: bool | None, template: Template | None
+    kind: str,
+    lines: Iterable[str],
+    vocab_size: int | None,
+    lowercase: bool | None,
+    template: Template | None,
+    min_count: int | None = None,
 ) -> tuple[Tokenizer, dict[str, int] | None]:
     """Train a tokenizer; return it with the id of each role, or None without a template. See `train_tokenizer`."""
     min_size = _check_kind_and_size(kind, vocab_size, template)
+    if min_count is not None and kind not in ("word", "spelled_word"):
+        raise InputError(f"min_count is for a vocabulary of words; a {kind} vocabulary has parts of rare words")
     lower = (template is not None and template.lowercase) if lowercase is None else lowercase
     checked_lines = _CheckedLines(lines, kind)
     if kind in _SIMPLE_KINDS:
@@ -55,7 +63,9 @@ def train_vocab(
         return tokenizer, None
     default_tokens = dict(zip(ROLES, SPECIAL_TOKENS, strict=False))
     effective_template = template or Template(kind=cast("TokenizerKind", kind), special_tokens=default_tokens)
-    tokenizer = _SUBWORD_KINDS[kind](checked_lines, _VocabSpec(kind, effective_template, vocab_size or min_size, lower))
+    tokenizer = _SUBWORD_KINDS[kind](
+        checked_lines, _VocabSpec(kind, effective_template, vocab_size or min_size, lower, min_count or 1)
+    )
     tokenizer.add_tokens(_make_special_tokens(effective_template))
     if template is None:
         return tokenizer, None
@@ -72,7 +82,7 @@ def _check_kind_and_size(kind: str, vocab_size: int | None, template: Template |
     if template is not None and template.kind != kind:
         raise InputError(f"a {kind} tokenizer does not fit the family, whose kind is '{template.kind}'")
     num_special = len(SPECIAL_TOKENS) if template is None else sum(map(len, special_tokens_around_vocab(template)))
-    min_size = num_special + (_NUM_BYTES if kind in ("bpe", "byte_bpe") else 1)
+    min_size = num_special + (_NUM_BYTES if kind in ("bpe", "byte_bpe", "spelled_word") else 1)
     if vocab_size is None and kind not in ("character", "whitespace"):
         raise InputError(f"a {kind} tokenizer needs a vocabulary size; set it to {min_size} or more")
     if vocab_size is not None and vocab_size < min_size:
@@ -165,6 +175,7 @@ class _VocabSpec(NamedTuple):
     template: Template
     vocab_size: int
     lowercase: bool
+    min_count: int = 1  # of whole words
 
     @property
     def num_learned(self) -> int:
@@ -237,13 +248,42 @@ def _train_wordpiece_or_bpe(lines: _CheckedLines, vocab_spec: _VocabSpec) -> Tok
     return tokenizer
 
 
+def _train_words(lines: _CheckedLines, vocab_spec: _VocabSpec) -> Tokenizer:
+    """Take the most frequent words."""
+    vocabulary = vocab_spec.build_vocab(_frequent_words(lines, vocab_spec, vocab_spec.num_learned))
+    tokenizer = build.build_words(vocabulary, vocab_spec.template.special_tokens["unk"], lowercase=vocab_spec.lowercase)
+    build.set_post_processor(tokenizer, vocab_spec.template, vocab_spec.template.special_tokens)
+    return tokenizer
+
+
+def _train_spelled_words(lines: _CheckedLines, vocab_spec: _VocabSpec) -> Tokenizer:
+    """Take the most frequent words, before the letters of all others."""
+    words = _frequent_words(lines, vocab_spec, vocab_spec.num_learned - _NUM_BYTES)
+    return build_spelled_words(vocab_spec.template, words, lowercase=vocab_spec.lowercase, split_punctuation=True)
+
+
+def _frequent_words(lines: _CheckedLines, vocab_spec: _VocabSpec, max_words: int) -> list[str]:
+    """Return the most frequent words, in the order of their frequency."""
+    words = _pretokenize(_count_words(lines), vocab_spec.lowercase, strip_accents=False)
+    lines.check_not_empty(words)
+    frequent = [word for word, count in words.items() if count >= vocab_spec.min_count]
+    if not frequent:
+        raise InputError(f"no word occurs {vocab_spec.min_count} times in this text; set a smaller min_count")
+    frequent.sort(key=lambda word: (-words[word], word))
+    return frequent[:max_words]
+
+
 def _train_unigram(lines: _CheckedLines, vocab_spec: _VocabSpec) -> Tokenizer:
     words = _count_words(lines)
     lines.check_not_empty(words)
+    preprocessing = build.build_unigram_normalizer(vocab_spec.template, None)
+    if preprocessing is not None:
+        words = _normalize_words(words, preprocessing)
     model = sentencepiece_proto.parse_model(_run_sentencepiece(words, vocab_spec), "the model of sentencepiece")
     scores = {piece.text: piece.score for piece in model.pieces if piece.piece_type == sentencepiece_proto.NORMAL}
     vocabulary = vocab_spec.build_vocab(scores)
-    normalizer = normalizers.Precompiled(model.charsmap) if model.charsmap else None
+    character_map = normalizers.Precompiled(model.charsmap) if model.charsmap else None
+    normalizer = build.build_unigram_normalizer(vocab_spec.template, character_map)
     special_tokens = {token for tokens in special_tokens_around_vocab(vocab_spec.template) for token in tokens}
     vocab_scores = [(token, 0.0 if token in special_tokens else scores[token]) for token in vocabulary]
     tokenizer = build.build_unigram(vocab_scores, vocabulary[vocab_spec.template.special_tokens["unk"]], normalizer)
@@ -287,6 +327,8 @@ _SUBWORD_KINDS: dict[str, Callable[[_CheckedLines, _VocabSpec], Tokenizer]] = {
     "wordpiece": _train_wordpiece_or_bpe,
     "word_bpe": _train_wordpiece_or_bpe,
     "unigram": _train_unigram,
+    "word": _train_words,
+    "spelled_word": _train_spelled_words,
 }
 
 
@@ -297,9 +339,18 @@ def _count_words(lines: Iterable[str]) -> Counter[str]:
     return counts
 
 
-def _pretokenize(counts: Mapping[str, int], lowercase: bool) -> Counter[str]:
+def _normalize_words(counts: Mapping[str, int], normalizer: normalizers.Normalizer) -> Counter[str]:
+    word_counts: Counter[str] = Counter()
+    for word, count in counts.items():
+        for normalized_word in normalizer.normalize_str(word).split():
+            word_counts[normalized_word] += count
+    return word_counts
+
+
+def _pretokenize(counts: Mapping[str, int], lowercase: bool, strip_accents: bool | None = None) -> Counter[str]:
     """Normalize words and split them at punctuation, like BERT's tokenizer."""
-    normalizer, pre_tokenizer = build.build_bert_normalizer(lowercase=lowercase), pre_tokenizers.BertPreTokenizer()
+    normalizer = build.build_bert_normalizer(lowercase=lowercase, strip_accents=strip_accents)
+    pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     word_counts: Counter[str] = Counter()
     for word, count in counts.items():
         for pretoken, _ in pre_tokenizer.pre_tokenize_str(normalizer.normalize_str(word)):

@@ -5,7 +5,7 @@ There is no random state to save: random numbers of a step depend on the seed an
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -19,6 +19,7 @@ from qkv.errors import InputError
 from qkv.train.ema import EMA
 from qkv.train.optimizer import load_optimizer_state, optimizer_state_tensors
 from qkv.train.perf.lazy_adamw import load_pending_decay, pending_decay
+from qkv.train.stream_memory import StreamMemory
 from qkv.train.train_state import TrainState, parse_train_state
 
 
@@ -58,13 +59,18 @@ def save_checkpoint(
     optimizer: torch.optim.Optimizer,
     train_state: TrainState,
     ema: EMA | None = None,
+    memory: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Write everything that resume needs, and only then delete older weights."""
+    """Write everything that resume needs, and only then delete older weights.
+
+    `memory` is that of the training streams, for a model that carries it from step to step.
+    """
     tensors: dict[str, Tensor] = {f"model.{name}": tensor for name, tensor in trainable_state_dict(model).items()}
     tensors |= {f"optimizer.{name}": tensor for name, tensor in optimizer_state_tensors(optimizer).items()}
     if ema is not None:
         tensors |= {f"ema.{name}": tensor for name, tensor in ema.state_dict().items()}
     tensors |= {f"decay.{name}": tensor for name, tensor in pending_decay(optimizer).items()}
+    tensors |= {f"memory.{name}": tensor for name, tensor in (memory or {}).items()}
     save_tensors(folder / LAST_CHECKPOINT, tensors, {"train_state": train_state.to_json()})
     delete_stale_averages(folder, train_state)
 
@@ -78,7 +84,11 @@ def delete_stale_averages(folder: Path, train_state: TrainState) -> None:
 
 
 def load_checkpoint(
-    folder: Path, model: AnyModel, optimizer: torch.optim.Optimizer, ema: EMA | None = None
+    folder: Path,
+    model: AnyModel,
+    optimizer: torch.optim.Optimizer,
+    ema: EMA | None = None,
+    memory: StreamMemory | None = None,
 ) -> TrainState:
     """Load the last checkpoint of a folder and return its TrainState; a new TrainState if there is none."""
     path = folder / LAST_CHECKPOINT
@@ -86,7 +96,9 @@ def load_checkpoint(
         return TrainState()
     tensors, metadata = load_tensors(path)
     train_state = parse_train_state(metadata.get("train_state", "{}"), str(path))
-    tensors_by_prefix: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "ema": {}, "decay": {}}
+    tensors_by_prefix: dict[str, dict[str, Tensor]] = {
+        prefix: {} for prefix in ("model", "optimizer", "ema", "decay", "memory")
+    }
     for key, tensor in tensors.items():
         prefix, _, name = key.partition(".")
         tensors_by_prefix.setdefault(prefix, {})[name] = tensor
@@ -100,4 +112,6 @@ def load_checkpoint(
         raise InputError(f"{path}: not a complete checkpoint; remove it to train from the start") from None
     if ema is not None:
         ema.load_state_dict(tensors_by_prefix["ema"])
+    if memory is not None:
+        memory.load_state_dict(tensors_by_prefix["memory"])
     return train_state

@@ -29,6 +29,16 @@ class CostInputs:
     """Tokens of a target sequence; 0 without a decoder."""
     recipe: BaseRecipe | None
     """The recipe with the size of a batch and the number of steps; None for a checkpoint without one."""
+    memory_length: int = 0
+    """Tokens of preceding segments that self-attention reads in training."""
+    num_streams: int | None = None
+    """Sequences per step; None: as the recipe's `train` section has it."""
+
+    def batch_tokens(self, length: int) -> int | None:
+        """Return the tokens per step of sequences of a length; None without a recipe."""
+        if self.recipe is None:
+            return None
+        return self.num_streams * length if self.num_streams else self.recipe.train.tokens_per_step(length)
 
 
 def infer_cost_inputs(path: Path, overrides: Sequence[str], vocab_sizes: str | None) -> CostInputs:
@@ -77,9 +87,10 @@ def with_lengths_up_to(model_spec: spec.Model, length: int | None, recipe: BaseR
 
 def _parse_vocab_sizes(vocab_sizes: str) -> tuple[int, int]:
     try:
-        source, target = (int(size) for size in vocab_sizes.split(","))
+        sizes = [int(size) for size in vocab_sizes.split(",")]
+        source, target = sizes * 2 if len(sizes) == 1 else sizes  # one size is that of both sides
     except ValueError:
-        raise InputError(f"--vocab-size takes two sizes such as 30,40, not '{vocab_sizes}'") from None
+        raise InputError(f"--vocab-size takes one size, or two such as 30,40, not '{vocab_sizes}'") from None
     if min(source, target) < 1:
         raise InputError(f"--vocab-size takes sizes of at least 1, not '{vocab_sizes}'")
     return source, target

@@ -7,7 +7,7 @@ from typing import Any
 
 from qkv.analysis.cost_table import format_quantity
 from qkv.errors import InputError
-from qkv.nn.model import build_on_meta
+from qkv.nn.construction import build_on_meta
 from qkv.recipe.schema import Recipe
 from qkv.train.perf.mfu import flops_per_token_of_batch
 from qkv.train.run_folder import compare_recipe, holds_run

@@ -20,6 +20,7 @@ class EMA:
             raise InputError(f"the decay of an EMA is at least 0 and below 1, such as 0.999, not {decay}")
         self.decay = decay
         self._averages = {name: tensor.detach().float().clone() for name, tensor in unique_state_dict(model).items()}
+        self._live_weights: tuple[nn.Module, list[Tensor]] | None = None  # of the model that is trained
 
     @torch.no_grad()
     def update(self, model: nn.Module, step: int | None = None) -> None:
@@ -28,8 +29,14 @@ class EMA:
         With the number of the step, the first steps have a smaller decay, so that initial weights are soon forgotten.
         """
         decay = self.decay if step is None else min(self.decay, (1 + step) / (10 + step))
-        weights = [tensor.float() for tensor in self._weights_in_order(model)]
+        if self._live_weights is None or self._live_weights[0] is not model:  # looking them up takes milliseconds
+            live_weights = model.state_dict(keep_vars=True)
+            self._live_weights = model, [live_weights[name] for name in self._averages]
+        weights = [tensor.detach().float() for tensor in self._live_weights[1]]
         torch._foreach_lerp_(list(self._averages.values()), weights, 1 - decay)
+
+    def observe(self, metric: float) -> None:
+        """Take note of the metric of a validation, lower is better; an EMA does not depend on it."""
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the averages by the names of `qkv.checkpoints.state.unique_state_dict`: tied weights once."""

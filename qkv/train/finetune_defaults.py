@@ -16,7 +16,7 @@ from qkv import spec
 from qkv.checkpoints.model_folder import read_spec
 from qkv.checkpoints.sentence_encoder import sentence_pooling
 from qkv.data.examples import MultipleChoiceExample
-from qkv.nn.model import build_on_meta
+from qkv.nn.construction import build_on_meta
 from qkv.recipe.model_section import model_config
 from qkv.recipe.schema import FinetuneRecipe
 from qkv.tasks.base import get_task

@@ -1,4 +1,4 @@
-"""Adam and AdamW, and their state as named tensors."""
+"""Adam, AdamW and SGD, and their state as named tensors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def build_optimizer(
     head_lr_factor: float = 1.0,
     lazy_embeddings: bool = False,
 ) -> torch.optim.Optimizer:
-    """Build Adam (Kingma & Ba 2015) or AdamW (Loshchilov & Hutter 2019) of the trainable parameters.
+    """Build Adam (Kingma & Ba 2015), AdamW (Loshchilov & Hutter 2019) or SGD of the trainable parameters.
 
     Args:
         model: the model; biases and norms have no weight decay.
@@ -44,6 +44,8 @@ def build_optimizer(
     # matrices first, the highest layers first: checkpoints number the moments in this order
     order = sorted(groups, key=lambda key: (-key[0], -key[1]))
     param_groups = [{"params": groups[key], "weight_decay": key[1], "lr_scale": key[0]} for key in order]
+    if train_config.optimizer in ("sgd", "nt_asgd"):
+        return torch.optim.SGD(param_groups, lr=train_config.learning_rate)
     beta1, beta2 = train_config.betas
     settings: dict[str, Any] = {"lr": train_config.learning_rate, "betas": (beta1, beta2), "fused": True}
     settings["eps"] = train_config.adam_epsilon
@@ -75,7 +77,7 @@ def layers_below_head(model_spec: spec.Model, name: str) -> int:
 def _num_layers(module_spec: object) -> int:
     if isinstance(module_spec, spec.TransformerStack):
         return module_spec.num_layers
-    return module_spec.layers if isinstance(module_spec, spec.RecurrentEncoder) else 0
+    return module_spec.layers if isinstance(module_spec, spec.RecurrentEncoder | spec.RecurrentStack | spec.BiLM) else 0
 
 
 def optimizer_state_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -85,14 +87,18 @@ def optimizer_state_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tenso
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Load what `optimizer_state_tensors` returned; moments that do not fit a parameter raise a ValueError."""
+    """Load what `optimizer_state_tensors` returned; moments that do not fit a parameter raise a ValueError.
+
+    A parameter that is frozen at the start of training may have no moments yet.
+    """
     state: dict[int, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
         number, name = key.split(".")
         state.setdefault(int(number), {})[name] = tensor
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    moments = () if isinstance(optimizer, torch.optim.SGD) else ("exp_avg", "exp_avg_sq")
     for index, parameter in enumerate(parameters):
-        for name in ("exp_avg", "exp_avg_sq"):
+        for name in moments if parameter.requires_grad or index in state else ():
             if state.get(index, {}).get(name, torch.empty(0)).shape != parameter.shape:
                 raise ValueError(f"no {name} for parameter {index}")
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

@@ -37,6 +37,11 @@ def linear(step: int, warmup_steps: int, max_steps: int) -> float:
     return 1 - _progress(step, warmup_steps, max_steps)
 
 
+def slanted_triangular(step: int, warmup_steps: int, max_steps: int) -> float:
+    """Decay linearly to a 32nd of the peak at the last step (Howard & Ruder 2018, section 3.2)."""
+    return 1 - _progress(step, warmup_steps, max_steps) * (1 - 1 / _STLR_RATIO)
+
+
 def cosine(step: int, warmup_steps: int, max_steps: int) -> float:
     """Decay along half a cosine wave to zero at the last step."""
     return (1 + math.cos(math.pi * _progress(step, warmup_steps, max_steps))) / 2
@@ -101,4 +106,5 @@ def _default_valid_every(recipe: Recipe, max_steps: int, steps_per_epoch: int) -
     return num_epochs * steps_per_epoch
 
 
+_STLR_RATIO = 32  # of the highest to the lowest learning rate
 _MAX_VALIDATIONS = 10  # of a run that keeps its last weights

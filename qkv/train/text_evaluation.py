@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from qkv.checkpoints import ModelBundle
 from qkv.errors import InputError
+from qkv.nn.two_stream import TwoStreamEncoder
 from qkv.recipe.parse import parse_recipe
 from qkv.recipe.schema import PretrainingRecipe
 from qkv.train.workloads.pretraining import PretrainingWorkload
@@ -22,6 +23,7 @@ def evaluate_text(
     format: str | None = None,
     split: str | None = None,
     columns: Mapping[str, Any] | None = None,
+    memory_length: int | None = None,
 ) -> dict[str, float]:
     """Return the perplexity of the predicted tokens, the mean losses and the number of tokens.
 
@@ -33,6 +35,7 @@ def evaluate_text(
         format: format of the file; None: by its name, else that of the recipe, else the file is one document.
         split: "valid", the held-out text, or "train"; None: "valid".
         columns: {"text": the field of the text} in JSON lines and Parquet.
+        memory_length: tokens of the memory of a model with memory; None: as in the recipe.
     """
     if bundle.source_tokenizer is None:
         raise InputError("this model has no tokenizer, which evaluation on text needs; give the folder of a run")
@@ -44,11 +47,16 @@ def evaluate_text(
     if recipe is None:
         recipe = _default_recipe(bundle, path)
     changes: dict[str, Any] = {"streaming": False}
+    training_recipe = replace(recipe, data=replace(recipe.data, **changes))
     if path is not None:
         changes |= {"valid": str(path), "format": format or recipe.data.format}  # the reader refuses unknown formats
     if columns:
         changes["text_field"] = columns["text"]
     validation = replace(recipe.validation, max_tokens=2**62)  # all of the text
+    if memory_length is not None:
+        if not bundle.model.has_memory or recipe.data.carry_memory is False:
+            raise InputError("memory_length: this model is evaluated without memory; leave it out")
+        validation = replace(validation, memory_length=memory_length)
     recipe = replace(recipe, data=replace(recipe.data, **changes), validation=validation)
     chunker = Chunker(recipe, bundle.source_tokenizer, bundle.model.spec)
     if split == "train":
@@ -56,6 +64,9 @@ def evaluate_text(
     else:
         corpus = load_validation_corpus(recipe, bundle.source_tokenizer)
     workload = PretrainingWorkload(recipe, chunker, corpus, "", corpus)
+    if workload.updates_in_place and split != "train":  # word2vec draws noise words as often as they occur in training
+        training_corpus = cast(Any, load_training_corpus(training_recipe, chunker)[0])
+        workload = PretrainingWorkload(recipe, chunker, training_corpus, "", corpus)
     workload.check_validation_data()
     return workload.evaluate(bundle.model) | {"tokens": float(corpus.tokens)}
 
@@ -65,6 +76,8 @@ def _default_recipe(bundle: ModelBundle, path: str | Path | None) -> Pretraining
     if path is None:
         raise InputError("this model has no recipe with held-out text; give a text file (--data FILE)")
     objective = "mlm" if bundle.model.spec.decoder is None else "clm"
+    if isinstance(bundle.model, TwoStreamEncoder):
+        objective = "plm"
     raw = {
         "name": "evaluation",
         "objective": objective,

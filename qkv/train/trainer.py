@@ -27,6 +27,7 @@ from qkv.recipe.schema import Recipe
 from qkv.train.callbacks import Callback, make_callbacks
 from qkv.train.checkpoint import averaging_path, check_best_exists, check_finite, load_checkpoint, save_checkpoint
 from qkv.train.distributed.processes import DistributedInfo, on_main_rank, unsharded_copy, wait_for_all
+from qkv.train.in_place_step import make_train_step
 from qkv.train.interruption import TrainingInterrupted
 from qkv.train.perf.lazy_adamw import LazyEmbeddingAdamW
 from qkv.train.perf.mfu import flops_per_token_of_batch, peak_flops, trained_fraction
@@ -34,7 +35,7 @@ from qkv.train.resume import apply_change, restart_factor, resume_notes
 from qkv.train.run_folder import RunChange, remove_training_files, reopen_finished
 from qkv.train.run_log import LOG, LossMeter, Record, truncate_log
 from qkv.train.schedule import learning_rate_at, peak_learning_rate, resolve_steps, warmup_note
-from qkv.train.step import StepBatch, TrainStep
+from qkv.train.step import StepBatch
 from qkv.train.train_state import TrainState, read_state_file, write_state_file
 from qkv.train.workload import Workload
 
@@ -67,7 +68,7 @@ class Trainer:
         self.max_steps, self.warmup_steps, self.valid_every = self.length
         self.save_every = recipe.train.save_every or self.valid_every
         self.is_sharded = recipe.train.strategy == "fsdp"
-        self.train_step = TrainStep(recipe, workload, dist_info)
+        self.train_step = make_train_step(recipe, workload, dist_info)
         self.model, self.optimizer, self.ema = self.train_step.model, self.train_step.optimizer, self.train_step.ema
         self.device = self.train_step.device
         workload.check()  # before anything is written; before a checkpoint whose lazy embeddings a lookup would change
@@ -97,7 +98,8 @@ class Trainer:
 
             train_state = load_sharded(self.folder, self.model, self.optimizer, self.dist_info)
         else:
-            train_state = load_checkpoint(self.folder, self.model, self.optimizer, self.ema)
+            args = self.folder, self.model, self.optimizer, self.ema, self.train_step.memory
+            train_state = load_checkpoint(*args)
         if train_state.best_metric is not None and not is_finished(self.folder):
             check_best_exists(self.folder)  # now, not at the end of the run
         return train_state
@@ -196,6 +198,7 @@ class Trainer:
     def batches(self) -> Iterator[StepBatch]:
         """Yield batches from the current position of the data, prepared ahead by `train.num_workers` threads."""
         train_state = self.train_state
+        self.train_step.choose_static_shapes()
         positioned_batches = self.workload.batches_from(train_state.epoch, train_state.batch_index)
         numbered_batches = enumerate(positioned_batches, train_state.step + 1)
         return prefetch_map(self.train_step.prepare, numbered_batches, self.recipe.train.num_workers, "prepare")
@@ -238,9 +241,10 @@ class Trainer:
         peak = peak_flops(self.device, self.train_step.use_bf16)
         if peak is None:
             return None
-        flops = flops_per_token_of_batch(self.workload.spec, step_batch.microbatches[0][1]) * step_batch.num_tokens_read
+        flops_per_token = flops_per_token_of_batch(self.workload.spec, step_batch.microbatches[0].inputs)
+        flops = flops_per_token * step_batch.num_tokens_read * trained_fraction(self.model)
         # per token of the global batch; the number of processes cancels out of FLOPs and peak
-        return tokens_per_second * flops * trained_fraction(self.model) / step_batch.num_tokens / peak
+        return tokens_per_second * flops / step_batch.num_tokens / peak
 
     # ---- weights and checkpoints
 
@@ -266,7 +270,8 @@ class Trainer:
 
             save_sharded(self.folder, self.model, self.optimizer, self.train_state, self.dist_info)
         else:
-            args = self.folder, self.model, self.optimizer, self.train_state, self.ema
+            memory = None if self.train_step.memory is None else self.train_step.memory.state_dict()
+            args = self.folder, self.model, self.optimizer, self.train_state, self.ema, memory
             on_main_rank(self.dist_info, partial(save_checkpoint, *args))
         self._saved_step = self.train_state.step
 
@@ -311,6 +316,8 @@ class Trainer:
             with unsharded_copy(self.model) as model:
                 values, samples = self.workload.evaluate(model), tuple(self.workload.sample_outputs(model))
             self._track_best(values[metric])
+        if self.ema is not None:
+            self.ema.observe(self.metric_sign * values[metric])
         if patience is not None and train_state.validations_since_best >= patience:
             train_state.finished = True
         for callback in self.callbacks:

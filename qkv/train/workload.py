@@ -17,6 +17,7 @@ from qkv import spec
 from qkv.checkpoints.state import AnyModel
 from qkv.data.batching import DataPosition
 from qkv.errors import InputError
+from qkv.nn.memory import Memory
 from qkv.objectives.loss import LossSum
 from qkv.recipe.schema import RECIPE_CLASSES, BaseRecipe, Recipe
 from qkv.registry import Registry
@@ -42,6 +43,8 @@ class Workload(Protocol):
     """The data of a run, with its losses and its validation.
 
     `collate` turns a micro-batch into model inputs: a named tuple with `num_targets`, the number of targets per loss.
+    A workload whose model carries memory from batch to batch has an attribute `carries_memory` that is True, inputs
+    with a field `segments`, and `losses_with_memory(model, inputs, memory)`, which returns losses and memory.
     """
 
     recipe_class: ClassVar[type[BaseRecipe]]
@@ -191,6 +194,9 @@ class LossModule(nn.Module):
         self.model = model
         self._workload = workload
 
-    def forward(self, inputs: Any) -> tuple[LossSum, ...]:
-        """Return the losses of a micro-batch."""
-        return self._workload.losses(self.model, inputs)
+    def forward(self, inputs: Any, memory: Memory | None = None) -> Any:
+        """Return the losses of a micro-batch; with the memory of its streams, the losses and the memory after it."""
+        if memory is None:
+            return self._workload.losses(self.model, inputs)
+        workload: Any = self._workload  # one that carries memory
+        return workload.losses_with_memory(self.model, inputs, memory)

@@ -17,6 +17,7 @@ from qkv import spec
 from qkv.families import get_family, head_names, names
 from qkv.families.heads import Pooling, pooling_name, with_pooling
 from qkv.nn import Decoder, Encoder, EncoderDecoder, Ragged, build
+from qkv.nn.two_stream import TwoStreamEncoder
 
 VOCABULARY = 13
 SMALL = {
@@ -99,6 +100,8 @@ def _pooled_cases(case: Case) -> Iterator[tuple[str, Case]]:
     head = case.spec().head
     assert head is not None
     poolings: tuple[Pooling, ...] = ("mean", "attention")
+    if isinstance(case.spec().encoder, spec.RecurrentEncoder):
+        poolings += ("final",)
     for pooling in poolings:
         if pooling != pooling_name(head):
             yield f"{case.name}-pooling={pooling}", replace(case, pooling=pooling)
@@ -164,12 +167,27 @@ def outputs(model: Any, batch: Batch) -> list[Tensor]:
         return list(out if model.spec.head is not None else out.unflatten(0, (len(batch), -1)))
     source, target = Ragged.pack(batch.sources), Ragged.pack(batch.targets)
     read = source if isinstance(model, Encoder) else target  # the layout of the outputs
+    num_types = getattr(model.spec.source_embedding, "num_segments", 0) or 2  # 0: segments are relative
+    types = {"token_type_ids": read.layout.positions % num_types} if model.spec.has_token_types else {}
     if model.spec.aux_head is not None:  # both heads in one tensor, so that every test covers the second one
-        each, once = model.forward_with_aux_head(read)
+        each, once = model.forward_with_aux_head(read, **types)
         return [torch.cat([a.flatten(), b]) for a, b in zip(read.with_values(each).sequences(), once, strict=True)]
-    out = model(source, target) if isinstance(model, EncoderDecoder) else model(read)
+    out = model(source, target) if isinstance(model, EncoderDecoder) else model(read, **types)
+    if isinstance(model, TwoStreamEncoder) and model.is_language_model:  # both streams, as both heads above
+        both = zip(read.with_values(out).sequences(), predicted_again(model, batch), strict=True)
+        return [torch.cat([content, query]) for content, query in both]
     once_each = model.spec.head is not None and not model.spec.head.is_token_level
     return list(out) if once_each else read.with_values(out).sequences()
+
+
+def predicted_again(model: TwoStreamEncoder, batch: Batch) -> list[Tensor]:
+    """Return the logits of the query stream for each sequence, which follows itself and is predicted backward."""
+    source = Ragged.pack([torch.cat([ids, ids]) for ids in batch.sources])
+    lengths = source.layout.lengths.repeat_interleave(source.layout.lengths) // 2  # [T]
+    positions = source.layout.positions
+    order = torch.where(positions < lengths, 0, 2 * lengths - positions)
+    targets = Ragged.from_lengths(order.nonzero().flatten(), [len(ids) for ids in batch.sources])
+    return targets.with_values(model(source, positions % 2, targets, order=order)).sequences()
 
 
 def begin(model: Any, batch: Batch, rows: int, limit: int) -> Any:

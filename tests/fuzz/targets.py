@@ -29,7 +29,7 @@ from qkv.data.corpora.corpus import Corpus
 from qkv.data.formats import read
 from qkv.data.image_processor import ImageProcessor
 from qkv.generation.config import GenerationConfig
-from qkv.nn.model import build_on_meta
+from qkv.nn.construction import build_on_meta
 from qkv.recipe import read_recipe
 from qkv.recipe.model_section import model_config
 from qkv.tasks.predictor import Predictor

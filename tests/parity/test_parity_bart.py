@@ -158,7 +158,7 @@ def test_a_config_value_that_we_lack_is_refused_by_name(tmp_path: Path, key: str
 
 def test_sizes_are_those_of_the_checkpoints() -> None:
     from qkv.families import bart
-    from qkv.nn.model import build_on_meta
+    from qkv.nn.construction import build_on_meta
 
     counts = {
         name: sum(p.numel() for p in build_on_meta(bart.make_spec(shape)).parameters())

@@ -25,7 +25,7 @@ from qkv.checkpoints import load, save
 from qkv.errors import InputError
 from qkv.families import gpt
 from qkv.families.hf.format import hf_config_from_spec, spec_from_hf_config
-from qkv.nn.model import build_on_meta
+from qkv.nn.construction import build_on_meta
 
 ODD: dict[str, Any] = {
     "vocab_size": 31,

@@ -161,6 +161,6 @@ def test_a_decoder_alone_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_the_size_is_that_of_the_checkpoints_that_are_given_away() -> None:
     from qkv.families import marian
-    from qkv.nn.model import build_on_meta
+    from qkv.nn.construction import build_on_meta
 
     assert sum(p.numel() for p in build_on_meta(marian.make_spec(marian.PRESETS["opus"])).parameters()) == 73_886_208

@@ -16,7 +16,7 @@ from torch import Tensor
 import qkv
 from qkv import spec
 from qkv.nn import EncoderDecoder, Ragged
-from qkv.nn.model import set_features_and_lora
+from qkv.nn.construction import set_features_and_lora
 
 transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")

@@ -26,7 +26,7 @@ from qkv.errors import InputError
 from qkv.families import roberta
 from qkv.families.hf.format import hf_config_from_spec, spec_from_hf_config
 from qkv.nn import Ragged
-from qkv.nn.model import build_on_meta
+from qkv.nn.construction import build_on_meta
 
 ODD: dict[str, Any] = {
     "vocab_size": 31,

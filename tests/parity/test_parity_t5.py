@@ -27,7 +27,7 @@ from qkv.checkpoints import ModelBundle, load, save
 from qkv.errors import InputError
 from qkv.families import t5
 from qkv.nn import Encoder, Ragged
-from qkv.nn.model import build_on_meta
+from qkv.nn.construction import build_on_meta
 from qkv.nn.position import RelativePositionBias
 
 ODD: dict[str, Any] = {

@@ -32,7 +32,7 @@ from qkv.errors import InputError
 from qkv.families import vit
 from qkv.families.hf.format import spec_from_hf_config
 from qkv.families.hf.rules import Tie, match_pattern
-from qkv.nn.model import build_on_meta
+from qkv.nn.construction import build_on_meta
 
 ODD: dict[str, Any] = {
     "hidden_size": 35,

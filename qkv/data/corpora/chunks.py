@@ -8,13 +8,14 @@ tokens of the text; the caller subtracts the special tokens of the model's templ
 from __future__ import annotations
 
 import bisect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
 
 from qkv.data.batching import BUCKET_POOL, ResumableBatches, balanced_split
+from qkv.data.corpora.segments import Segments
 from qkv.data.corpora.tokenized_corpus import TokenizedCorpus, expand_counts
 from qkv.data.rng import Bools, CounterRNG, Ints, PackedChunks
 from qkv.errors import InputError
@@ -111,6 +112,7 @@ class ChunkBatch:
     chunks: PackedChunks
     first_lengths: Ints | None = None  # [B] length of the first segment, if a chunk is a pair of segments
     is_next: Bools | None = None  # [B] whether the second segment follows the first in the corpus
+    segments: Segments | None = None  # the streams that the chunks continue, if the model carries memory
 
     def __len__(self) -> int:
         return len(self.chunks.lengths)
@@ -125,9 +127,22 @@ class ChunkBatch:
         if num_microbatches < 1:
             raise InputError(f"a batch cannot be split into {num_microbatches} micro-batches; use 1 or more")
         ends = np.cumsum(self.chunks.lengths)
+        if self.segments is not None:
+            return self._split_streams(self.segments, min(num_microbatches, self.segments.num_streams))
         edges = balanced_split(ends.tolist(), min(num_microbatches, len(self)))
         tokens = [int(ends[edge - 1]) if edge else 0 for edge in edges]
         return [self._slice(*edges[n : n + 2], *tokens[n : n + 2]) for n in range(len(edges) - 1)]
+
+    def _split_streams(self, segments: Segments, num_groups: int) -> list[ChunkBatch]:
+        """Split by streams, so that a stream is always in the same micro-batch."""
+        tokens = np.cumsum([0, *self.chunks.lengths])
+        return [
+            replace(
+                self._slice(pieces.start, pieces.stop, int(tokens[pieces.start]), int(tokens[pieces.stop])),
+                segments=group,
+            )
+            for pieces, group in segments.split(num_groups)
+        ]
 
     def _slice(self, low: int, high: int, begin: int, end: int) -> ChunkBatch:
         ids, lengths, indices = self.chunks

@@ -113,12 +113,21 @@ class TokenizedCorpus:
 
     def tokens_at(self, positions: Ints) -> Ints:
         """Return the tokens at the given positions [T]."""
+        if len(self._blocks) == 1:
+            return self._blocks[0].ids[positions].astype(np.int64)
         block_indices = np.searchsorted(self._token_offsets, positions, side="right") - 1
         tokens = np.empty(len(positions), dtype=np.int64)
         for block_index in np.unique(block_indices):
             in_block = block_indices == block_index
             tokens[in_block] = self._blocks[block_index].ids[positions[in_block] - self._token_offsets[block_index]]
         return tokens
+
+    def count_tokens(self, vocab_size: int) -> Ints:
+        """Return the number of occurrences of each token [vocab_size]."""
+        counts = np.zeros(vocab_size, np.int64)
+        for block in self._blocks:
+            counts += np.bincount(block.ids, minlength=vocab_size)
+        return counts
 
     def gather_spans(self, begins: Ints, ends: Ints) -> Ints:
         """Return the tokens of the spans [begin, end), concatenated.  # [(ends - begins).sum()]"""

@@ -31,7 +31,7 @@ from qkv.checkpoints.state import AnyModel, load_state, unique_state_dict
 from qkv.checkpoints.unfinished_run import SHARDED_LAST_CHECKPOINT as LAST
 from qkv.errors import InputError, quote
 from qkv.files import atomic_write_text, parse_json, read_file
-from qkv.nn.model import build_on_meta
+from qkv.nn.construction import build_on_meta
 from qkv.train.checkpoint import delete_stale_averages
 from qkv.train.distributed.processes import DistributedInfo, on_main_rank
 from qkv.train.train_state import TrainState, train_state_from

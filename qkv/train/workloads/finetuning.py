@@ -16,7 +16,7 @@ import torch
 
 from qkv import families, spec
 from qkv.checkpoints import ModelBundle
-from qkv.checkpoints.inputs import has_token_types, max_input_length
+from qkv.checkpoints.inputs import max_input_length
 from qkv.checkpoints.lora import backbone_digest, check_base_reference, write_base_reference
 from qkv.checkpoints.model_folder import save_processors
 from qkv.checkpoints.state import AnyModel
@@ -29,7 +29,7 @@ from qkv.families import bert
 from qkv.families.heads import with_pooling
 from qkv.metrics.registry import METRICS
 from qkv.nn import build
-from qkv.nn.model import replace_head, set_features_and_lora
+from qkv.nn.construction import replace_head, set_features_and_lora
 from qkv.objectives.classification import auxiliary_lm_loss, head_logits
 from qkv.objectives.loss import LossSum
 from qkv.recipe.model_section import model_config
@@ -39,7 +39,7 @@ from qkv.tasks.features import Features
 from qkv.tasks.recipe_task import make_task
 from qkv.tokenization.tokenizer import Tokenizer
 from qkv.train.cost_inputs import CostInputs, with_default_lengths
-from qkv.train.init_model import load_initial_model
+from qkv.train.init_model import load_initial_model, load_initial_vectors
 from qkv.train.run_folder import holds_run
 from qkv.train.workloads.finetuning_data import (
     FeatureBatch,
@@ -106,6 +106,11 @@ class FinetuneWorkload:
         features = featurizer(train)
         valid = select_valid(recipe, valid, labels, featurizer.check_scorable)
         data_notes = make_data_notes(recipe.data, train, valid, features, featurizer.max_length, model)
+        if isinstance(processor, Tokenizer):
+            vectors = load_initial_vectors(recipe, folder, processor, model.spec)
+            if vectors is not None:
+                vectors.apply(model)
+                data_notes += (vectors.note,)
         return cls(recipe, task, model, processor, features, valid, data_notes, base_digest)
 
     @classmethod
@@ -193,7 +198,7 @@ class FinetuneWorkload:
 
     def collate(self, batch: FeatureBatch, step: int) -> Any:  # noqa: ARG002
         rng = CounterRNG(self.recipe.seed, batch.epoch)
-        inputs = self.task.collate_training(batch.features, has_token_types(self.spec), rng)
+        inputs = self.task.collate_training(batch.features, self.spec.has_token_types, rng)
         frozen_features = self._frozen_features
         return inputs if frozen_features is None else inputs._replace(head_inputs=frozen_features.select(batch.indices))
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from qkv import spec
-from qkv.checkpoints.inputs import has_token_types
 from qkv.checkpoints.state import AnyModel
 from qkv.data.batching import Ints, evaluation_batches
 from qkv.tasks.features import Features, pack_features
@@ -66,9 +65,9 @@ def _lengths(features: Sequence[Features]) -> Ints:
 @torch.no_grad()
 def _head_inputs(model: AnyModel, features: Sequence[Features]) -> Tensor:
     """Return the vectors that the head reads, on the host.  # [rows, width]"""
-    source, token_type_ids, positions = pack_features(features, has_token_types(model.spec))
+    source, token_type_ids, positions = pack_features(features, model.spec.has_token_types)
     source, device = source.to(model.device), model.device
     hidden = model.hidden_states(source, None if token_type_ids is None else token_type_ids.to(device)).hidden
     assert model.head is not None
-    vectors = model.head.pool_hidden(hidden)
+    vectors = model.head.pool_hidden(hidden.to_tokens() if model.head.spec.is_token_level else hidden)
     return (vectors if positions is None else vectors[positions.to(device)]).float().cpu()

@@ -19,16 +19,21 @@ from qkv.data.corpora.nsp import NextSentencePairs
 from qkv.data.corpora.position_split import split_documents
 from qkv.data.corpora.shards import META, Shards
 from qkv.data.corpora.streaming import StreamingBatches
+from qkv.data.corpora.text_streams import StreamOptions, TextStreams
 from qkv.data.corpora.tokenized_corpus import TokenizedCorpus, encode, tokenizer_fingerprint
 from qkv.data.splitting import unit_hash
 from qkv.errors import InputError, NoTextError
+from qkv.families import word2vec
 from qkv.objectives.base import TextContext
 from qkv.objectives.mixture import ObjectiveMixture
 from qkv.recipe.model_section import model_config
 from qkv.recipe.schema import CorpusData, FinetuneRecipe, PretrainingRecipe
+from qkv.tokenization.spelled_words import vocabulary_words
 from qkv.tokenization.template import Template, special_tokens_around_vocab
 from qkv.tokenization.tokenizer import Tokenizer, train_tokenizer
 from qkv.train.run_folder import holds_run
+
+_MAX_LONGER = 20  # tokens by which a segment of random length may exceed the mean: four standard deviations
 
 
 class SplitDocuments:
@@ -102,17 +107,26 @@ def resolve_tokenizer(
         return Tokenizer.load(folder / SOURCE_TOKENIZER_FILE)
     config = recipe.tokenizer
     if config.path is not None:
-        if config.vocab_size is not None or config.lowercase is not None:
-            raise InputError(
-                "tokenizer.path: an existing tokenizer has its own vocab_size and lowercase; leave out those keys"
-            )
+        extra_keys = [name for name, value in vars(config).items() if name != "path" and value is not None]
+        if extra_keys:
+            names = " and ".join(extra_keys)
+            raise InputError(f"tokenizer.path: an existing tokenizer has its own {names}; leave out those keys")
         return find_tokenizers(config.path)[0]
+    if config.kind == "character":
+        return train_tokenizer("character", texts, vocab_size=config.vocab_size, lowercase=config.lowercase)
+    if config.kind == "word":
+        template = word2vec.TOKENIZER_TEMPLATE
     if template is None or config.vocab_size is None:
         family = recipe.model["family"]
         reason = "training one needs tokenizer.vocab_size" if template else f"{family} has no default kind to train"
         raise InputError(f"tokenizer: is missing; {reason}; or set tokenizer.path (see qkv tokenizer train)")
     return train_tokenizer(
-        template.kind, texts, vocab_size=config.vocab_size, lowercase=config.lowercase, template=template
+        template.kind,
+        texts,
+        vocab_size=config.vocab_size,
+        lowercase=config.lowercase,
+        template=template,
+        min_count=config.min_count,
     )
 
 
@@ -122,12 +136,14 @@ def spec_for_tokenizer(recipe: PretrainingRecipe, tokenizer: Tokenizer) -> spec.
 
 
 def special_token_ids(recipe: PretrainingRecipe | FinetuneRecipe, tokenizer: Tokenizer) -> dict[str, object]:
-    """Return the special token ids that a family's `make_spec` has parameters for."""
+    """Return the special token ids, and the text of all tokens, if a family's `make_spec` has parameters for them."""
     module = families.get_family(recipe.model["family"])
     spec_parameters = inspect.signature(module.make_spec).parameters
     token_ids: dict[str, object] = {}
     if "pad_id" in spec_parameters and tokenizer.pad_id is not None:
         token_ids["pad_id"] = tokenizer.pad_id
+    if "words" in spec_parameters:
+        token_ids["words"] = vocabulary_words(tokenizer)
     for role in ("bos_id", "eos_id"):
         if role in spec_parameters:
             token_ids[role] = _special_token_id(
@@ -198,7 +214,13 @@ class Chunker:
 
     @cached_property
     def context(self) -> TextContext:
-        return TextContext(self.spec, self.tokenizer, is_packed=self.recipe.data.chunking == "packed")
+        is_packed = self.recipe.data.chunking == "packed"
+        return TextContext(self.spec, self.tokenizer, is_packed=is_packed, carries_memory=self.carries_memory)
+
+    @cached_property
+    def carries_memory(self) -> bool:
+        """Whether documents are read as streams, whose memory is carried from segment to segment."""
+        return carries_memory(self.recipe, self.spec, self.objectives)
 
     @cached_property
     def max_chunk(self) -> int:
@@ -226,12 +248,57 @@ class Chunker:
                 )
             return NextSentencePairs(corpus, self.max_chunk, seed=seed)
         if self.context.is_packed:
-            separator = self.tokenizer.eos_id if self.tokenizer.eos_id is not None else self.tokenizer.sep_id
-            if separator is None:
-                reason = "packed documents need an end token between them, which this tokenizer lacks"
-                raise InputError(f"data.chunking: {reason}; choose even, greedy or sentences")
-            return PackedDocuments(corpus, self.max_chunk, separator, seed=seed)
+            return PackedDocuments(corpus, self.max_chunk, self._separator_id, seed=seed)
         return ChunkedDocuments(corpus, self.max_chunk, strategy=strategy or "even")
+
+    @property
+    def _separator_id(self) -> int:
+        """The token between packed documents."""
+        separator = self.tokenizer.eos_id if self.tokenizer.eos_id is not None else self.tokenizer.sep_id
+        if separator is None:
+            reason = "packed documents need an end token between them, which this tokenizer lacks"
+            raise InputError(f"data.chunking: {reason}; choose even, greedy or sentences")
+        return separator
+
+    def streams(self, corpus: TokenizedCorpus, *, held_out: bool = False) -> TextStreams:
+        """Cut a corpus into streams, for a model that carries memory."""
+        data, train_config, validation = self.recipe.data, self.recipe.train, self.recipe.validation
+        if data.chunking in ("greedy", "sentences"):
+            reason = f"streams are cut into segments of equal length, not {data.chunking}"
+            remedy = "choose packed to carry memory across documents, or leave it out"
+            raise InputError(f"data.chunking: {reason}; {remedy}")
+        overlap = max(objective.segment_overlap for objective in self.objectives.objectives.values())
+        length = self.max_chunk - overlap
+        num_streams = data.num_streams or train_config.batch_size
+        num_streams = num_streams or max(1, train_config.tokens_per_step(length) // length)
+        is_random = data.random_bptt and not held_out
+        options = StreamOptions(
+            num_streams=(validation.num_streams or num_streams) if held_out else num_streams,
+            segment_length=min(length + _MAX_LONGER, self.context.max_input_length) if is_random else length,
+            overlap=overlap,
+            bos_id=self.tokenizer.bos_id,
+            separator_id=self._separator_id if self.context.is_packed else None,
+            random_length=length if is_random else None,
+            max_tokens=validation.max_tokens if held_out else None,
+            is_shuffled=not held_out,
+        )
+        return TextStreams(corpus, options, self.recipe.seed, 0 if held_out else train_config.num_workers)
+
+
+def carries_memory(recipe: PretrainingRecipe, model_spec: spec.Model, objectives: ObjectiveMixture) -> bool:
+    """Return whether documents are read as streams, whose memory is carried from segment to segment."""
+    without = [name for name, objective in objectives.objectives.items() if not objective.supports_memory]
+    data = recipe.data
+    if data.carry_memory is None:
+        if (data.num_streams or data.random_bptt) and not model_spec.has_memory:
+            key = "num_streams" if data.num_streams else "random_bptt"
+            raise InputError(f"data.{key}: {model_spec.family} has no memory; remove it")
+        return model_spec.has_memory and not without
+    if data.carry_memory and not model_spec.has_memory:
+        raise InputError(f"data.carry_memory: {model_spec.family} has no memory; set it to false")
+    if data.carry_memory and without:
+        raise InputError(f"data.carry_memory: {', '.join(without)} does not carry memory; set it to false")
+    return data.carry_memory
 
 
 def load_training_corpus(recipe: PretrainingRecipe, chunker: Chunker) -> tuple[TokenizedCorpus | StreamingBatches, str]:
@@ -241,6 +308,9 @@ def load_training_corpus(recipe: PretrainingRecipe, chunker: Chunker) -> tuple[T
     built_shards = _open_shards(names, tokenizer)
     if data.streaming and built_shards:
         raise InputError("data.streaming: a built corpus cannot be streamed; set it to false")
+    if data.streaming and chunker.carries_memory:
+        reason = "text that is read during training is not cut into streams for the model's memory"
+        raise InputError(f"data.streaming: {reason}; set data.streaming or data.carry_memory to false")
     if built_shards:
         return built_shards, built_shards.fingerprint()
     documents = SplitDocuments(data)

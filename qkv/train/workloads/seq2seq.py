@@ -15,6 +15,7 @@ from qkv import spec
 from qkv.checkpoints import ModelBundle
 from qkv.checkpoints.model_folder import SOURCE_TOKENIZER_FILE, TARGET_TOKENIZER_FILE
 from qkv.checkpoints.state import AnyModel
+from qkv.checkpoints.word_vectors import InitialVectors
 from qkv.data.batching import DataPosition, EncodedPairs, PairBatch, PairBatches
 from qkv.data.mixing import MixedBatches, mixing_rates
 from qkv.data.pair import Pair, SourceWithReferences
@@ -31,7 +32,7 @@ from qkv.recipe.schema import PairData, Seq2SeqRecipe
 from qkv.tasks.generation import Generation
 from qkv.tokenization.tokenizer import Tokenizer
 from qkv.train.cost_inputs import CostInputs, with_default_lengths
-from qkv.train.init_model import load_initial_model
+from qkv.train.init_model import load_initial_model, load_initial_vectors
 from qkv.train.run_folder import holds_run
 from qkv.train.workload import refuse_folds
 from qkv.train.workloads.pair_data import read_datasets, read_pair_split, reader_notes, with_detected_format
@@ -59,6 +60,7 @@ class Seq2SeqWorkload:
     dataset_sizes: tuple[int, ...]  # pairs per dataset
     valid_sets: Mapping[str, list[SourceWithReferences]]  # validation examples by dataset
     data_notes: tuple[str, ...]
+    initial_vectors: InitialVectors | None = None  # of tokens of the source of a newly initialized model
 
     recipe_class = Seq2SeqRecipe
     loss_names = ("loss",)
@@ -106,7 +108,9 @@ class Seq2SeqWorkload:
         }
         num_valid = sum(map(len, valid_sets.values()))
         notes.append(f"{len(all_pairs):,} training pairs and {num_valid:,} validation examples")
-        return cls(recipe, initial_model, all_pairs, dataset_sizes, valid_sets, tuple(notes))
+        vectors = load_initial_vectors(recipe, folder, initial_model.source_tokenizer, initial_model.spec)
+        notes += [] if vectors is None else [vectors.note]
+        return cls(recipe, initial_model, all_pairs, dataset_sizes, valid_sets, tuple(notes), vectors)
 
     @classmethod
     def cost_inputs(
@@ -212,7 +216,12 @@ class Seq2SeqWorkload:
         return (LossSum(total, len(inputs.labels)),)
 
     def model(self) -> AnyModel:
-        return build(self.spec) if self.initial_model.model is None else self.initial_model.model
+        if self.initial_model.model is not None:
+            return self.initial_model.model
+        model = build(self.spec)
+        if self.initial_vectors is not None:
+            self.initial_vectors.apply(model)
+        return model
 
     def _bundle(self, model: AnyModel) -> ModelBundle:
         return ModelBundle(model, self.source_tokenizer, self.target_tokenizer)

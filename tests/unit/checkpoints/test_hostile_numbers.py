@@ -193,7 +193,7 @@ def test_a_sinusoidal_table_is_limited_because_it_is_computed_at_load() -> None:
 
 
 def test_the_parameters_that_the_memory_check_counts_are_nearly_all() -> None:
-    from qkv.nn.model import build_on_meta
+    from qkv.nn.construction import build_on_meta
     from qkv.spec.check import min_parameters
 
     for name in ("bert", "gpt2", "t5", "bart", "vit", "rnn"):

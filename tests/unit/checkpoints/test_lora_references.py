@@ -20,7 +20,7 @@ from qkv.checkpoints.lora import (
     write_base_reference,
 )
 from qkv.checkpoints.safetensors_io import save_tensors
-from qkv.nn.model import set_features_and_lora
+from qkv.nn.construction import set_features_and_lora
 
 
 def lora_run(folder: Path, base: Path) -> Path:

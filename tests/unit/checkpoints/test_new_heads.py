@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from qkv import InputError, ModelBundle, build, families, fit, load, read_recipe, save
+from qkv import InputError, ModelBundle, build, families, fit, load, read_recipe, save, spec
 from qkv.checkpoints.state import unique_state_dict
 from qkv.families import rnn, transformer
 from qkv.nn import Encoder, EncoderDecoder, Ragged
@@ -17,7 +17,9 @@ from qkv.tokenization.tokenizer import train_tokenizer
 sys.path.append(str(Path(__file__).parents[1] / "generation"))
 from writers import tiny
 
-NATIVE = [name for name in families.names() if not hasattr(families.get_family(name), "HF_FORMAT")]
+# encoder-decoders, and decoders with memory
+NATIVE = [name for name in families.names() if "seq2seq_lm" in getattr(families.get_family(name), "HEAD_NAMES", ())]
+RECURRENT = ("awd_lstm", "lstm_lm")
 LABELS = ("bad", "good", "so so")
 
 
@@ -71,6 +73,21 @@ def test_a_native_run_gets_another_head_on_the_same_backbone(
     with torch.no_grad():
         hidden = bundle.model.hidden_states(source()).hidden.values
         torch.testing.assert_close(hidden, base.encode(source()).hidden.values)
+
+
+@pytest.mark.parametrize("family", RECURRENT)
+def test_a_recurrent_language_model_gets_the_heads_of_its_family(family: str, tmp_path: Path) -> None:
+    module, letters = families.get_family(family), train_tokenizer("character", ["abcde"])
+    config = module.Config(d_model=6, hidden_size=8, layers=2)
+    base = build(module.make_spec(config, target_vocab_size=9, bos_id=2, eos_id=3))
+    save(ModelBundle(base, letters, letters), tmp_path / "m")
+    for head, shape in (("sequence", (2, 3)), ("token", (8, 3)), ("span", (8, 2)), ("choice", (2, 1))):
+        bundle = load(tmp_path / "m", head=head, labels=LABELS)
+        expected = module.make_spec(config, target_vocab_size=9, bos_id=2, eos_id=3, head=head, labels=LABELS).head
+        assert bundle.model.spec.head == spec.replace(expected, dropout=bundle.model.spec.head.dropout)
+        assert bundle.model(source()).shape == shape
+        assert all(name.startswith("head.") for name in bundle.missing_keys)
+    assert load(tmp_path / "m", head="lm").model.spec == base.spec
 
 
 @pytest.mark.parametrize("family", NATIVE)

@@ -9,7 +9,8 @@ from qkv import spec
 from qkv.errors import InputError
 from qkv.families import bert, gpt2, rnn, t5
 from qkv.nn import Ragged, build
-from qkv.nn.model import build_on_meta, is_head_or_lora, set_features_and_lora
+from qkv.nn.construction import build_on_meta, set_features_and_lora
+from qkv.nn.model import is_head_or_lora
 
 BERT = bert.make_spec(
     bert.Config(d_model=16, heads=2, layers=3, d_ff=24, max_length=16), source_vocab_size=30, head="sequence"

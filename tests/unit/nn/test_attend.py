@@ -249,6 +249,47 @@ def test_where_all_must_be_deterministic_no_kernel_that_adds_in_any_order_is_tak
     assert chosen == {"padded"}
 
 
+@pytest.mark.parametrize(
+    ("asked", "kernel"),
+    [
+        ({"max_length": 64}, "short"),
+        ({"max_length": 65}, "varlen"),
+        ({"max_length": 64, "dropout": 0.1}, "padded"),
+        ({"max_length": 64, "uniform_length": True}, "uniform"),
+        ({"max_length": 64, "has_bias": True}, "padded"),
+    ],
+)
+def test_short_sequences_take_their_own_kernel(
+    asked: dict[str, object], kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qkv.nn.kernels.MAX_LENGTH", 64)
+    score, q = build_score(Attention(query_dim=32, heads=2)), on_gpu(torch.bfloat16)
+    assert select_kernel(q, q, score=score, **({"dropout": 0.0, "return_weights": False} | asked)) == kernel
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernel of short sequences is for a GPU; there is none")
+@pytest.mark.parametrize("size", [16, 24, 64])
+@pytest.mark.parametrize("sizes", [([3, 17, 1, 32], [5, 2, 32, 30]), ([3, 17, 1, 64], [5, 2, 33, 64])], ids=str)
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_kernel_of_short_sequences_agrees_with_the_explicit_path(
+    causal: bool, sizes: tuple[list[int], list[int]], size: int
+) -> None:
+    queries, keys = (BatchLayout(lengths, "cuda") for lengths in sizes)
+    keys = queries if causal else keys
+    score = build_score(Attention(query_dim=2 * size, heads=2)).cuda()
+    q, k, v = (
+        torch.randn(n, 2, size, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        for n in (queries.num_tokens, keys.num_tokens, keys.num_tokens)
+    )
+    arguments = {"score": score, "mask": Causal() if causal else Bidirectional()}
+    short = attend(q, k, v, queries, keys, kernel="short", **arguments)
+    exact = attend(q.float(), k.float(), v.float(), queries, keys, kernel="eager", **arguments)
+    torch.testing.assert_close(short.float(), exact, atol=2e-2, rtol=2e-2)
+    weights = torch.randn_like(exact)
+    ours, wanted = (torch.autograd.grad((out.float() * weights).sum(), (q, k, v)) for out in (short, exact))
+    torch.testing.assert_close(ours, wanted, atol=3e-2, rtol=3e-2)
+
+
 @pytest.mark.skipif(
     not torch.cuda.is_available(), reason="fused attention in half precision is for a GPU; there is none"
 )

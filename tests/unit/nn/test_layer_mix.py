@@ -10,7 +10,7 @@ from qkv import spec
 from qkv.errors import InputError
 from qkv.families import bert, rnn
 from qkv.nn import build
-from qkv.nn.model import set_features_and_lora
+from qkv.nn.construction import set_features_and_lora
 
 
 def reading(s: spec.Model, read: str):
@@ -104,7 +104,7 @@ def test_a_frozen_body_runs_as_in_use_and_keeps_nothing_for_a_gradient(read):
 
 
 def test_what_cannot_be_read_so_is_refused():
-    with pytest.raises(InputError, match="recurrent backbone reads the last layer only"):
+    with pytest.raises(InputError, match="reads its last layer only"):
         reading(
             rnn.make_spec(rnn.Config(d_model=8, hidden_size=8), source_vocab_size=30, head="sequence"), "scalar_mix"
         )

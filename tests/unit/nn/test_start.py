@@ -14,8 +14,8 @@ from qkv import spec
 from qkv.checkpoints import ModelBundle, load, save
 from qkv.families import get_family
 from qkv.nn import build
+from qkv.nn.construction import build_on_meta
 from qkv.nn.init import init_weights
-from qkv.nn.model import build_on_meta
 
 WRITING = ("self_attention.o.weight", "cross_attention.o.weight", "feedforward.down.weight")
 

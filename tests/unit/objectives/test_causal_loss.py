@@ -27,7 +27,7 @@ def test_labels_are_shifted_inside_each_piece() -> None:
     assert [x.tolist() for x in batch.tokens.sequences()] == [[5, 6], [8]]
     assert batch.labels.tolist() == [6, 7, 9]
     assert batch.positions is None
-    assert batch.num_targets == (3,)
+    assert batch.num_targets == (3, 3)  # labels, and tokens for the penalty on hidden states
 
 
 def test_behind_a_start_token_the_first_is_asked_for_too() -> None:

@@ -13,7 +13,7 @@ import torch
 from qkv.data.noise.config import MLMConfig
 from qkv.data.rng import CounterRNG, PackedChunks
 from qkv.families import get_family
-from qkv.objectives import clm, denoising, mlm, span_corruption
+from qkv.objectives import clm, denoising, mlm, plm, span_corruption
 from qkv.objectives.registry import OBJECTIVES as REGISTRY
 from qkv.recipe.objectives import OBJECTIVE_CONFIGS
 from qkv.tokenization.tokenizer import Tokenizer, train_tokenizer
@@ -28,7 +28,14 @@ TEXTS = [
     "Attention is all you need. A query asks, keys answer, values are summed.",
     "Unbelievably long words are cut into pieces. Short ones are not.",
 ]
-OBJECTIVES = {"bert": "mlm", "roberta": "mlm", "gpt2": "clm", "bart": "denoising", "t5": "span_corruption"}
+OBJECTIVES = {
+    "bert": "mlm",
+    "roberta": "mlm",
+    "gpt2": "clm",
+    "bart": "denoising",
+    "t5": "span_corruption",
+    "xlnet": "plm",
+}
 
 
 def pieces(tokeniser: Tokenizer, before: list[int], after: list[int]) -> PackedChunks:
@@ -42,6 +49,8 @@ def prepared(name: str, tokeniser: Tokenizer, body: Any, epoch: int) -> Any:
     if OBJECTIVES[name] == "mlm":
         framed = pieces(tokeniser, [roles["cls"]], [roles["sep"]])
         return mlm.make_inputs(framed, table, chance, MLMConfig(whole_word=epoch % 2 == 0))
+    if name == "xlnet":
+        return plm.make_inputs(pieces(tokeniser, [], [roles["sep"], roles["cls"]]), table, chance)
     if name == "gpt2":
         return clm.make_inputs(pieces(tokeniser, [], [roles["eos"]]), bos_id=roles["bos"])
     if name == "bart":

@@ -54,6 +54,7 @@ def test_weights_that_mean_nothing_are_refused(weights: dict[str, float]) -> Non
     ("name", "fitting"),
     [
         ("bert", {"mlm"}),
+        ("xlnet", {"plm"}),
         ("gpt2", {"clm"}),
         ("t5", {"denoising", "span_corruption"}),
         ("bart", {"denoising", "span_corruption"}),

@@ -104,7 +104,7 @@ def test_every_packaged_recipe_fits_the_json_schema(name: str) -> None:
         ({"trian": {}}, "unknown .trian"),
         ({"train": {"max_stepps": 3}}, "unknown .train.max_stepps"),
         ({"train": {"max_steps": 0}}, ".train.max_steps: 0 is too small"),
-        ({"train": {"optimizer": "sgd"}}, ".train.optimizer: 'sgd' is not one of"),
+        ({"train": {"optimizer": "rmsprop"}}, ".train.optimizer: 'rmsprop' is not one of"),
         ({"model": {"family": "bret"}}, ".model.family: 'bret' is not"),
         ({"data": None}, ".data: not a object"),
     ],

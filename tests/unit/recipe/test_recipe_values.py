@@ -99,3 +99,9 @@ def test_two_overrides_that_exclude_each_other_are_refused() -> None:
 
 def test_a_batch_has_4096_tokens_unless_a_recipe_sets_its_size() -> None:
     assert parse(TASK).train.batch_tokens == 4096
+
+
+@pytest.mark.parametrize("section", ["train", "model", "data"])
+def test_a_key_of_no_section_is_named_in_the_message_about_a_section(section: str) -> None:
+    with pytest.raises(InputError, match=f"unknown key '{section}.seed'; it belongs to no section: seed"):
+        parse(PAIRS, f"{section}.seed=3")

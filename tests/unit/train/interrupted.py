@@ -1,6 +1,6 @@
-"""Interrupt a run with several processes; torchrun starts this file.
+"""Interrupt a run with several processes, each of which runs this file.
 
-    python -m torch.distributed.run --standalone --nproc-per-node 2 interrupted.py RECIPE FOLDER
+    interrupted.py RECIPE FOLDER
 
 One process gets SIGTERM after step 3. Each process writes the step at which it stopped to FOLDER-RANK.
 """

@@ -154,7 +154,8 @@ def step(
         torch.manual_seed(1000 * number + place)
         with maybe_no_sync(judge, is_last=place == mine[-1]):
             terms = judge(part)
-            loss = sum(term.total / count for term, count in zip(terms, counts, strict=True)) * weight
+            # inputs may count targets of further losses, which follow
+            loss = sum(term.total / count for term, count in zip(terms, counts, strict=False)) * weight
             (loss * ranks.world_size).backward()
         found += loss.detach()
     clip_grad_norm(model.parameters(), 1.0)

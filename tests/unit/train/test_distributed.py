@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import pytest
 import several
 import torch
@@ -43,11 +41,11 @@ KINDS = ("ddp", "fsdp")
 def by_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every case by two processes."""
     folder = tmp_path_factory.mktemp("two")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += [several.__file__, str(folder)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    said = folder / "said.txt"
+    processes = forked.start_two(str(folder), program=several.__file__, output=said)
+    for process in processes:
+        process.join(120)
+    assert [process.exitcode for process in processes] == [0, 0], said.read_text()[-3000:]
     return folder
 
 

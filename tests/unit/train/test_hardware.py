@@ -9,7 +9,7 @@ from qkv import spec
 from qkv.errors import InputError
 from qkv.families import get_family
 from qkv.nn import build
-from qkv.nn.model import set_features_and_lora
+from qkv.nn.construction import set_features_and_lora
 from qkv.train.perf import mfu
 from qkv.train.perf.mfu import (
     flops_per_token,

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
-import os
 import random
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 
@@ -21,12 +17,12 @@ from qkv.checkpoints.safetensors_io import load_tensors
 from qkv.data.corpora import corpus
 from qkv.errors import InputError
 from qkv.recipe import read_recipe
+from qkv.train import in_place_step
 from qkv.train.checkpoint import LAST_CHECKPOINT
 from qkv.train.fit import fit
 from qkv.train.text_evaluation import evaluate_text
 from qkv.train.workloads.pretraining import PretrainingWorkload
 
-loop = importlib.import_module("qkv.train.trainer")  # the module: the package has a function of that name
 RECIPES = Path(__file__).parents[3] / "recipes"
 FAMILIES = ("gpt2", "bert", "roberta", "bart", "t5")
 # the mini recipes at a size for tests: text is written here, a few sentences said over and over
@@ -119,19 +115,15 @@ def test_a_process_killed_at_any_moment_resumes_to_the_same_bits(tmp_path):
     ]
     mini = str(RECIPES / "pretrain-bert-mini.yaml")
     run_all(read_recipe(mini, given), tmp_path / "whole")
-    command = [sys.executable, "-m", "qkv.cli", "train", mini, *given, "--device", "cpu", "-o", str(tmp_path / "cut")]
     begun, chance = tmp_path / "cut" / LAST_CHECKPOINT, random.Random(1)
     for _ in range(2):  # once training has begun, each a little later than a checkpoint
-        # as many threads as these tests have: two add up in another order
-        threads = os.environ | {"OMP_NUM_THREADS": "1"}
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=threads)
+        process = forked.start("train", mini, *given, "--device", "cpu", "-o", str(tmp_path / "cut"))
         before = begun.stat().st_mtime_ns if begun.exists() else 0
-        while process.poll() is None and not (begun.exists() and begun.stat().st_mtime_ns > before):
+        while process.is_alive() and not (begun.exists() and begun.stat().st_mtime_ns > before):
             time.sleep(0.005)
         time.sleep(chance.random() * 0.02)
-        if process.poll() is None:
-            os.kill(process.pid, signal.SIGKILL)
-        process.wait()
+        process.kill()
+        process.join()
     assert not (tmp_path / "cut" / "model.safetensors").exists()
     run_all(read_recipe(mini, given), tmp_path / "cut")
     assert weights(tmp_path / "cut") == weights(tmp_path / "whole")
@@ -290,14 +282,14 @@ def test_weights_that_are_no_numbers_are_never_saved(tmp_path):
     run.close()
     broken = recipe_of("gpt2", tmp_path, "train.save_every=1", "train.max_steps=9", "validation.every_steps=9")
 
-    class Diverging(loop.TrainStep):
+    class Diverging(in_place_step.TrainStep):
         def __call__(self, step, ready, learning_rate, tally):
             super().__call__(step, ready, learning_rate, tally)
             with torch.no_grad():
                 next(self.model.parameters()).fill_(math.nan)  # as an endless gradient would, after a finite loss
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "TrainStep", Diverging)
+        patch.setattr(in_place_step, "TrainStep", Diverging)
         with pytest.raises(InputError, match="weights are not finite by step 2"):
             run_all(broken, tmp_path / "run")
     assert (tmp_path / "run" / LAST_CHECKPOINT).read_bytes() == saved
@@ -310,14 +302,14 @@ def test_no_memory_is_one_line_and_the_run_goes_on_with_smaller_parts(error, tmp
     recipe = recipe_of("gpt2", tmp_path, "train.save_every=1")
     steps = []
 
-    def train_step(self, step, ready, learning_rate, tally, real=loop.TrainStep.__call__):
+    def train_step(self, step, ready, learning_rate, tally, real=in_place_step.TrainStep.__call__):
         steps.append(1)
         if len(steps) == 4:
             raise error
         real(self, step, ready, learning_rate, tally)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop.TrainStep, "__call__", train_step)
+        patch.setattr(in_place_step.TrainStep, "__call__", train_step)
         with pytest.raises(InputError, match=r"out of memory; raise train\.gradient_accumulation_steps"):
             run_all(recipe, tmp_path / "run")
     smaller = recipe_of("gpt2", tmp_path, "train.save_every=1", "train.gradient_accumulation_steps=4")

@@ -91,7 +91,7 @@ def test_text_that_cannot_be_trained_on_is_named(name, text, said, stream, tmp_p
         (["data.train=3"], "key 'data.train' cannot be 3"),
         (["model.heads=5"], "model: attention: a width of 32 does not divide into 5 heads; see model.d_model"),
         (["model.size=[1, 2]"], "model.size: bert has no size '[1, 2]'"),
-        (["objective=5"], "key 'objective' cannot be 5: it is a section of keys: clm, mlm, denoising, span_corruption"),
+        (["objective=5"], "key 'objective' cannot be 5: it is a section of keys: clm, mlm, plm, bilm,"),
         (["objective.mlm.mask_prob=-1"], "mask_prob is -1.0"),
     ],
 )  # fmt: skip

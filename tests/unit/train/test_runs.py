@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,14 @@ class Signals(Callback):
         if record.step == self.step:
             for number in self.signals:
                 signal.raise_signal(number)
+
+
+@pytest.fixture(autouse=True)
+def heeded_signals() -> Iterator[None]:
+    """A shell starts background jobs with SIGINT ignored, and a run leaves an ignored signal alone."""
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, previous)
 
 
 # ---- interrupted ----------------------------------------------------------------------------------------------------

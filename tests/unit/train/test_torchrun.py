@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -12,6 +11,7 @@ import time
 from pathlib import Path
 
 import commands
+import forked
 import interrupted
 import pytest
 from reviews import recipe_text, write_model, write_reviews
@@ -60,16 +60,14 @@ def losses(folder: Path) -> list[float]:
 
 
 def kill_after_a_checkpoint(given: list[str], folder: Path) -> None:
-    """kill -9 to all processes once one was written; a checkpoint each step leaves steps to go."""
-    command = [sys.executable, *TWO, "-m", "qkv.cli", *given]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-    while process.poll() is None and not any((folder / name).exists() for name in ("last.safetensors", "last.json")):
+    """kill -9 to both processes once one was written; a checkpoint each step leaves steps to go."""
+    processes = forked.start_two(*given)
+    checkpoints = [folder / name for name in ("last.safetensors", "last.json")]
+    while all(process.is_alive() for process in processes) and not any(path.exists() for path in checkpoints):
         time.sleep(0.005)
-    # torchrun puts its processes into sessions of their own, where a kill of its group does not reach them
-    own = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split() if process.poll() is None else []
-    for number in [process.pid, *map(int, own)]:
-        os.kill(number, signal.SIGKILL)
-    process.wait()
+    for process in processes:
+        process.kill()
+        process.join()
 
 
 def free_ports(count: int) -> list[int]:
@@ -157,11 +155,13 @@ def test_a_signal_to_one_process_stops_all_at_the_same_step_with_a_checkpoint(sp
     write_text(tmp_path)
     recipe, changes = changes_of("gpt2", tmp_path, "train.max_steps=12", f"train.strategy={spread}")
     (tmp_path / "r.yaml").write_text(recipe_to_yaml(read_recipe(recipe, changes)))
-    command = [sys.executable, *TWO, interrupted.__file__, str(tmp_path / "r.yaml"), str(tmp_path / "run")]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False
+    said = tmp_path / "said.txt"
+    processes = forked.start_two(
+        str(tmp_path / "r.yaml"), str(tmp_path / "run"), program=interrupted.__file__, output=said
     )
-    assert done.returncode == 0, done.stderr[-2000:]
+    for process in processes:
+        process.join(120)
+    assert [process.exitcode for process in processes] == [0, 0], said.read_text()[-2000:]
     messages = {(tmp_path / f"run-{rank}").read_text() for rank in (0, 1)}
     assert messages == {"interrupted at step 5; checkpoint saved; run the same command to resume"}
     records = list(fit(read_recipe(tmp_path / "r.yaml"), tmp_path / "run", device="cpu"))

@@ -349,10 +349,6 @@ def test_each_example_is_held_out_in_one_fold(home):
     [
         (["train={epochs: 2, max_steps: 3}"], "max_steps and epochs are both set"),
         (["train.max_steps=null"], "'max_steps' is missing; set max_steps or epochs"),
-        (
-            ["finetune.trainable=all", "finetune.feature_layers=scalar_mix"],
-            "feature_layers freezes the backbone, and trainable: all trains it",
-        ),
         (["finetune.trainable=all", "finetune.lora={}"], "lora freezes the backbone, and trainable: all trains it"),
         (["finetune.trainable=head", "finetune.lora={}"], "and trainable: head only the head"),
         (["finetune.feature_layers=scalar_mix", "finetune.lora={}"], "lora and feature_layers exclude each other"),
