@@ -164,8 +164,7 @@ def cost(
     if batch_tokens is not None:
         pair_activations = sum(p.saved_activations * p.layers * lengths[p.repeats] for p in matmuls)
         memory["activations (estimate)"] = round(pair_activations * batch_tokens / _budget_tokens(m, n)) * _FLOAT_BYTES
-    source_terms: tuple[LengthTerm, ...] = ("M", "M²", "(M+P)", "M·(M+P)")
-    source_terms = source_terms if model.decoder is not None else (*source_terms, "1")
+    source_terms = {"M", "M²", "(M+P)", "M·(M+P)"} | ({"1"} if model.decoder is None else set())
     return Cost(
         family=model.family,
         source_length=m,

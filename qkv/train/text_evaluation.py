@@ -65,8 +65,7 @@ def evaluate_text(
         corpus = load_validation_corpus(recipe, bundle.source_tokenizer)
     workload = PretrainingWorkload(recipe, chunker, corpus, "", corpus)
     if workload.updates_in_place and split != "train":  # word2vec draws noise words as often as they occur in training
-        training_corpus = cast(Any, load_training_corpus(training_recipe, chunker)[0])
-        workload = PretrainingWorkload(recipe, chunker, training_corpus, "", corpus)
+        workload = replace(workload, train_corpus=cast(Any, load_training_corpus(training_recipe, chunker)[0]))
     workload.check_validation_data()
     return workload.evaluate(bundle.model) | {"tokens": float(corpus.tokens)}
 

@@ -267,6 +267,8 @@ def test_a_run_learns_which_words_occur_together_and_resumes_bit_exactly(tmp_pat
     assert losses[-1] < losses[0]
     vectors = load_word_vectors(str(tmp_path / "run"))
     assert {neighbor.word for neighbor in vectors.similar("a0", 4)} == {"a1", "a2", "a3", "a4"}
+    # noise words are drawn as often as in the training text, which evaluation therefore reads
+    assert qkv.evaluate(tmp_path / "run")["loss"] == pytest.approx(losses[-1], abs=1e-12)
     interrupted = qkv.fit(recipe, tmp_path / "again")
     for record in interrupted:
         if record.kind == "valid":
